@@ -1,0 +1,123 @@
+"""Patch-embedding solve: one image of a Vision Transformer, exactly, from one linear system.
+
+With a learnable position embedding E and one image of patches X (N, P), the patch projection
+W (D, P) and E share the gradient G = dL/dE (N, D) of the tokens, so that
+
+    dL/dW = G^T X
+
+holds exactly whatever comes after: pre-norm, residuals, class token or pooling, any depth. The
+least squares for X needs neither attention nor an inverse of W. It is determined where
+rank(G) = N; pre-norm makes the rows of G orthogonal to the ones vector, so the rank is at most
+D - 1. Derived here; APRIL (Lu et al. 2022) is kin: it solves for the tokens inside a modified
+first attention block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from attacks.labels import recover_labels
+from attacks.solvers import RidgeSolution, ridge_solve
+from fedsim.core.attack import Progress, Reconstruction
+from fedsim.core.errors import AttackError
+from fedsim.core.knowledge import View
+from fedsim.core.models import VitParts, vit_parts
+
+
+@dataclass(frozen=True)
+class PatchSolve:
+    """``ridge`` None: chosen by generalised cross-validation, without the truth.
+
+    ``snap``: pictures are stored in 8 bits, so where the estimate itself lies close to that grid
+    (far closer than chance) it is moved onto it, which makes it exact.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset(
+        {"update", "weights", "architecture", "image_size", "normalisation", "batch_size"}
+    )
+
+    ridge: Annotated[float, Field(ge=0)] | None = None
+    snap: bool = True
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        model = view.model()
+        parts = vit_parts(model)
+        update, batch = view.update, view.batch_size
+        solution = self._solve(update.tensors, parts)
+        progress(1, 1, solution.residual)
+
+        mean, std = (torch.tensor(c, dtype=torch.float64) for c in view.normalisation)
+        image = fold_patches(solution.x.cpu(), parts)
+        image = image * std.view(3, 1, 1) + mean.view(3, 1, 1)
+        notes = _notes(solution, parts, batch)
+        image = image.clamp(0, 1)
+        if self.snap and (grid_distance := distance_to_8_bit(image)) < SNAP_BELOW:
+            image = (image * 255).round().float() / 255
+            notes.append(
+                f"moved onto the 8-bit grid, from {grid_distance:.1e} of a step away (chance: 0.25)"
+            )
+        return Reconstruction(
+            images=image.float().repeat(batch, 1, 1, 1),
+            labels=recover_labels(update, model, batch),
+            loss=solution.residual,
+            notes=notes,
+        )
+
+    def _solve(self, update: dict[str, Tensor], parts: VitParts) -> RidgeSolution:
+        if parts.position is None:
+            raise AttackError("patch_solve needs a learnable position embedding; there is none.")
+        missing = [n for n in (parts.position, parts.patch_weight) if n not in update]
+        if missing:
+            raise AttackError(
+                f"patch_solve needs the gradient of {' and '.join(missing)}, which the client "
+                f"did not upload (a frozen or withheld part)."
+            )
+        position = update[parts.position].reshape(-1, update[parts.position].shape[-1])
+        tokens = position[parts.prefix_tokens :]  # G, (N, D)
+        weight = update[parts.patch_weight].flatten(1)  # G^T X, (D, P)
+        if not (torch.isfinite(tokens).all() and torch.isfinite(weight).all()):
+            raise AttackError("the update holds numbers that are not finite.")
+        if not float(tokens.abs().max()) > 0:
+            raise AttackError("the position embedding's gradient is zero: nothing to solve.")
+        return ridge_solve(tokens.T, weight, ridge=self.ridge)
+
+
+SNAP_BELOW = 0.05  # of a grid step; numbers at random lie 0.25 away on average
+
+
+def distance_to_8_bit(image: Tensor) -> float:
+    """Mean distance of the pixels inside (0, 1) to the nearest multiple of 1/255, in steps."""
+    inside = image[(image > 0) & (image < 1)] * 255
+    return float((inside - inside.round()).abs().mean()) if len(inside) else 1.0
+
+
+def fold_patches(patches: Tensor, parts: VitParts) -> Tensor:
+    """Patches (N, 3 p q), channel first as a convolution sees them, to an image (3, H, W)."""
+    (rows, columns), (p, q) = parts.grid, parts.patch_size
+    return (
+        patches.view(rows, columns, 3, p, q)
+        .permute(2, 0, 3, 1, 4)
+        .reshape(3, rows * p, columns * q)
+    )
+
+
+def _notes(solution: RidgeSolution, parts: VitParts, batch: int) -> list[str]:
+    notes = []
+    if batch > 1:
+        notes.append(
+            f"underdetermined: a batch of {batch} images mixes in one system; the estimate is a "
+            f"blend, given {batch} times"
+        )
+    if solution.rank < parts.tokens:
+        notes.append(
+            f"underdetermined: rank {solution.rank} for {parts.tokens} patches; the estimate "
+            f"leans on the ridge ({solution.ridge:.1e})"
+        )
+    return notes

@@ -1,0 +1,4 @@
+"""The client side: data sets, shards, local training and evaluation as a Flower ClientApp.
+
+It alone touches private pictures; what it learned from goes into the vault.
+"""

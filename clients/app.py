@@ -1,0 +1,186 @@
+"""The Flower ClientApp: receive weights, learn locally, upload an update."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clients.shards import draw_batches, images_of
+from defenses import create_defenses
+from fedsim.core.defense import Defense
+from fedsim.core.device import resolve_device, threads
+from fedsim.core.learning import Protocol, Trail, Update, batchnorm_buffers, learn
+from fedsim.core.models import build_architecture
+from fedsim.core.spec import Spec
+from fedsim.core.vault import Truth, Vault, distinct
+
+
+@dataclass(frozen=True)
+class ClientSide:
+    """What a client has of its own: how it trains and defends itself, and its vault."""
+
+    spec: Spec
+    vault: Path
+
+
+def make_client_app(side_of: Callable[[Context], ClientSide]) -> ClientApp:
+    """A ClientApp whose clients find their own side through ``side_of``."""
+    app = ClientApp()
+
+    @app.query()
+    def who(message: Message, context: Context) -> Message:
+        record = MetricRecord({"partition-id": _partition(context)})
+        return Message(RecordDict({"metrics": record}), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        with threads(1):
+            update = train_client(
+                side_of(context), _round(message), _partition(context), _arrays(message)
+            )
+        return Message(_upload(update), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        config = _config(message)
+        with threads(1):
+            metrics = evaluate_client(
+                side_of(context),
+                _round(message),
+                _partition(context),
+                _arrays(message),
+                part=int(config["part"]),  # type: ignore[arg-type]
+                parts=int(config["parts"]),  # type: ignore[arg-type]
+            )
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, Tensor]) -> Update:
+    """One client's work in one round; what it learned from goes into its vault."""
+    spec, vault = side.spec, Vault(side.vault)
+    device = resolve_device(spec.engine.device)
+    defenses = create_defenses(spec.defenses)
+    trail = Trail()
+    model = _model(side, round_, client, weights, defenses, trail).to(device)
+    drawn = draw_batches(spec, round_, client)
+    secret = _secret(spec.seed, client, round_)
+    update = learn(
+        model,
+        [(images.to(device), labels.to(device)) for _, (images, labels) in drawn],
+        Protocol.of(spec.train, spec.data),
+        defenses=defenses,
+        rng=torch.Generator().manual_seed(secret),
+        seed=secret,
+        trail=trail,
+    )
+    images, labels, layout = distinct(drawn)
+    vault.write(round_, client, Truth(images, labels, layout, secret, trail.entries))
+    if spec.train.batchnorm == "local" and (state := batchnorm_buffers(model)):
+        vault.write_state(round_, client, state)
+    return update
+
+
+def evaluate_client(
+    side: ClientSide,
+    round_: int,
+    client: int,
+    weights: dict[str, Tensor],
+    *,
+    part: int,
+    parts: int,
+) -> MetricRecord:
+    """Loss and accuracy on every ``parts``-th test sample, starting at ``part``."""
+    spec = side.spec
+    device = resolve_device(spec.engine.device)
+    defenses = create_defenses(spec.defenses)
+    model = _model(side, round_ + 1, client, weights, defenses, Trail()).to(device).eval()
+    protocol = Protocol.of(spec.train, spec.data)
+    images = images_of(spec.data, "test")
+    rows = range(part, len(images), parts)
+    loss, right = 0.0, 0
+    with torch.no_grad():
+        for at in range(0, len(rows), 64):
+            chosen = rows[at : at + 64]
+            pictures = torch.stack([images.image(row) for row in chosen]).to(device)
+            labels = torch.tensor(images.labels[list(chosen)], device=device)
+            logits = model(protocol.normalise(pictures))
+            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+            right += int((logits.argmax(1) == labels).sum())
+    count = max(1, len(rows))
+    return MetricRecord(
+        {"num-examples": len(rows), "test_loss": loss / count, "test_accuracy": right / count}
+    )
+
+
+def _model(
+    side: ClientSide,
+    round_: int,
+    client: int,
+    weights: dict[str, Tensor],
+    defenses: list[Defense],
+    trail: Trail,
+) -> nn.Module:
+    """The model as this client uses it: the server's weights, its own BatchNorm statistics."""
+    spec = side.spec
+    classes = len(images_of(spec.data, "train").classes)
+    model = build_architecture(spec.model, image_size=spec.data.image_size, num_classes=classes)
+    for defense in defenses:
+        before = _trained(model)
+        model = defense.prepare_model(model)
+        trail.note(defense, "model", before, _trained(model))
+    model.load_state_dict(weights)
+    if spec.train.batchnorm == "local":
+        model.load_state_dict(Vault(side.vault).read_state(round_, client), strict=False)
+    return model
+
+
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    """What is trained, as a payload whose digest changes with its names and shapes."""
+    return {n: torch.tensor(p.shape) for n, p in model.named_parameters() if p.requires_grad}
+
+
+def _secret(seed: int, client: int, round_: int) -> int:
+    """The client's seed of the round; it stays on the client's side."""
+    text = f"client {client} round {round_} seed {seed}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
+
+
+def _upload(update: Update) -> RecordDict:
+    record = RecordDict(
+        {
+            "arrays": ArrayRecord({n: t.cpu() for n, t in update.tensors.items()}),
+            "metrics": MetricRecord(
+                {"num-examples": update.num_examples, "train_loss": update.loss}
+            ),
+        }
+    )
+    if update.buffers:
+        record["buffers"] = ArrayRecord({n: t.cpu() for n, t in update.buffers.items()})
+    return record
+
+
+def _partition(context: Context) -> int:
+    return int(context.node_config["partition-id"])
+
+
+def _config(message: Message) -> ConfigRecord:
+    return next(iter(message.content.config_records.values()))
+
+
+def _round(message: Message) -> int:
+    return int(_config(message)["server-round"])  # type: ignore[arg-type]
+
+
+def _arrays(message: Message) -> dict[str, Tensor]:
+    record = next(iter(message.content.array_records.values()))
+    return dict(record.to_torch_state_dict())

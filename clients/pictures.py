@@ -1,0 +1,63 @@
+"""What every data set is to the clients, and how a picture becomes a tensor."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from PIL import Image
+
+# What Pillow raises on a file that is cut off, garbled or absurdly large. A plain list, so that
+# a mistake of ours is not taken for a damaged picture.
+DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+
+class ImageSet(ABC):
+    """Labelled pictures, each decoded when it is asked for; safe to pickle to other processes."""
+
+    classes: tuple[str, ...]
+    labels: np.ndarray  # int64, (n,), known without decoding a picture
+    skipped: tuple[str, ...] = ()  # files that could not be decoded, left out
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def image(self, index: int) -> torch.Tensor:
+        """(3, image_size, image_size) float32 in [0, 1]; same index, same tensor, everywhere."""
+
+
+def decode(content: bytes) -> Image.Image:
+    """The whole picture in RGB; raises one of ``DAMAGED`` where the file is not whole."""
+    with Image.open(io.BytesIO(content)) as picture:
+        picture.load()
+        if picture.mode.startswith("I;16"):
+            # Pillow would clip 16 bits to white instead of scaling them.
+            grey = (np.asarray(picture, dtype=np.uint16) >> 8).astype(np.uint8)
+            return Image.fromarray(grey).convert("RGB")
+        if "transparency" in picture.info:
+            return picture.convert("RGBA").convert("RGB")
+        return picture.convert("RGB")
+
+
+def to_tensor(picture: Image.Image, size: int) -> torch.Tensor:
+    """The centre square, resized with antialiasing: (3, size, size) float32 in [0, 1]."""
+    side = min(picture.size)
+    left, top = (picture.width - side) // 2, (picture.height - side) // 2
+    # Cropped first, not by resize's own box, whose filter also reads pixels around the box.
+    square = picture.convert("RGB").crop((left, top, left + side, top + side))
+    pixels = np.asarray(square.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float32)
+    return torch.from_numpy(pixels / 255.0).permute(2, 0, 1).contiguous()

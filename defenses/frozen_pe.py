@@ -1,0 +1,24 @@
+"""Frozen position embedding (the advice of APRIL, Lu et al. 2022): it is never trained, so its
+gradient is never uploaded. Costs nothing to compute; the model keeps its initial positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedsim.core.defense import Defense
+from fedsim.core.errors import ModelError
+from fedsim.core.models import vit_parts
+
+
+@dataclass(frozen=True)
+class FrozenPE(Defense):
+    """Takes the position embedding out of training."""
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        position = vit_parts(model).position
+        if position is None:
+            raise ModelError("frozen_pe needs a model with a position embedding; this has none.")
+        model.get_parameter(position).requires_grad_(False)
+        return model

@@ -1,0 +1,1 @@
+"""fedsim: a federated-learning testbed with an adversarial server."""

@@ -1,0 +1,82 @@
+"""Attack: a View in, a Reconstruction out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from fedsim.core.errors import RunError
+from fedsim.core.knowledge import View
+from fedsim.core.store import save_tensors
+
+
+class Progress(Protocol):
+    """Called by a long attack after a step: steps done, steps in all, the loss."""
+
+    def __call__(self, done: int, total: int, loss: float | None = None) -> None: ...
+
+
+def no_progress(done: int, total: int, loss: float | None = None) -> None:
+    """For callers that do not watch."""
+
+
+@dataclass
+class Reconstruction:
+    """What an attack believes the client's batch was.
+
+    ``images`` (B, 3, H, W) in [0, 1], ``labels`` (B,) or None where it has no belief, ``loss``
+    its own measure of fit (never the truth's), ``trace`` that measure over time, ``notes`` what
+    a reader of the result must know.
+    """
+
+    images: Tensor
+    labels: Tensor | None = None
+    loss: float | None = None
+    trace: list[tuple[int, float]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    ledger: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def save(self, path: Path) -> None:
+        tensors = {"images": self.images.detach().cpu().float().contiguous()}
+        if self.labels is not None:
+            tensors["labels"] = self.labels.detach().cpu().long().contiguous()
+        about = {
+            "loss": self.loss,
+            "trace": self.trace,
+            "notes": self.notes,
+            "ledger": self.ledger,
+            "seconds": self.seconds,
+        }
+        save_tensors(path, tensors, {"about": json.dumps(about)})
+
+    @classmethod
+    def load(cls, path: Path) -> Reconstruction:
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                about = json.loads(file.metadata()["about"])
+        except Exception as error:
+            raise RunError(
+                f"the reconstruction '{path}' is damaged ({type(error).__name__}); "
+                f"delete it and run again with --resume."
+            ) from error
+        about["trace"] = [(int(step), float(loss)) for step, loss in about["trace"]]
+        return cls(images=tensors["images"], labels=tensors.get("labels"), **about)
+
+
+@runtime_checkable
+class Attack(Protocol):
+    """One file under ``attacks/``, or any dataclass with these two."""
+
+    needs: ClassVar[frozenset[str]]
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction: ...

@@ -1,0 +1,38 @@
+"""Defense: what a client does to its model, batch, gradient or update before uploading."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from fedsim.core.learning import Update
+
+
+class Defense:
+    """Base of every defense: a dataclass of its parameters that overrides what it changes.
+
+    All randomness comes from ``rng``, whose seed stays with the client.
+    """
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        """Change the architecture or what is trained; known to client and server alike."""
+        return model
+
+    def protect_batch(
+        self, images: Tensor, labels: Tensor, model: nn.Module, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Change one batch, images (B, 3, H, W) in [0, 1], before it is learned from."""
+        return images, labels
+
+    def protect_gradient(
+        self, gradient: dict[str, Tensor], rng: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Change one step's gradient before it is applied or uploaded."""
+        return gradient
+
+    def protect_update(self, update: Update, rng: torch.Generator) -> Update:
+        """Change the finished update, the last thing before the upload."""
+        return update

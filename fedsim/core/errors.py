@@ -1,0 +1,48 @@
+"""The errors a user may meet: one sentence each, what is wrong, where, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedsimError(Exception):
+    """Base of every error the command line prints without a traceback."""
+
+    exit_code = 1
+
+
+class SpecError(FedsimError):
+    """A spec, an override or a parameter is not what it should be."""
+
+    exit_code = 2
+
+
+class DataError(FedsimError):
+    """A data set is missing, empty or too small for what was asked."""
+
+
+class ModelError(FedsimError):
+    """A model or checkpoint cannot be had, or lacks a part that is needed."""
+
+
+class ObservationError(FedsimError):
+    """A captured observation is missing or damaged."""
+
+
+class AttackError(FedsimError):
+    """An attack cannot do its work on this observation."""
+
+
+class NotGranted(FedsimError):  # noqa: N818 - a word of the design
+    """An attack read something its threat model does not grant."""
+
+
+class RunError(FedsimError):
+    """A run directory cannot be used as asked."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the nearest known word, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean '{near[0]}'?)" if near else ""

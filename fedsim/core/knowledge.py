@@ -1,0 +1,221 @@
+"""Knowledge: what a threat model grants, and the View through which an attack reads it.
+
+A View holds only what is granted. Reading anything else raises `NotGranted`, and every read
+is recorded in the ledger, so that a report can say what a result rests on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core.errors import NotGranted
+from fedsim.core.learning import Colour, Protocol, Update
+from fedsim.core.observation import Observation
+
+FIELDS: dict[str, str] = {
+    "update": "the update the client uploaded",
+    "weights": "the weights the server sent",
+    "architecture": "the model's architecture and whether it runs in train or eval mode",
+    "image_size": "the side of the client's images",
+    "normalisation": "mean and standard deviation of the input normalisation",
+    "batch_size": "how many images stand behind one gradient",
+    "optimizer": "optimiser, momentum, weight decay and clipping of the local training",
+    "learning_rate": "the local learning rate",
+    "local_steps": "how many local steps or epochs the client takes",
+    "defenses": "the defenses the client declares",
+    "surrogate": "images of the attacker's own from a similar source",
+    "priors": "pretrained networks and generators",
+    "batch_statistics": "BatchNorm statistics of the private batch",
+    "label_distribution": "how the client's labels are distributed",
+    "tampering": "the server may change the model it sends",
+    "client_choice": "the server chooses which clients train",
+    "oracle_labels": "the true labels of the private batch",
+}
+
+
+@dataclass(frozen=True)
+class Threat:
+    """A threat model, after the SoK of USENIX Security 2025."""
+
+    letter: str
+    name: str
+    grants: frozenset[str]
+    words: str
+
+
+def _threats() -> dict[str, Threat]:
+    a = frozenset({"update", "weights"})
+    b = a | {"architecture", "image_size", "normalisation", "batch_size"}
+    c = b | {"optimizer", "learning_rate", "local_steps", "defenses"}
+    d = c | {"surrogate", "priors"}
+    e = d | {"batch_statistics", "label_distribution"}
+    f = c | {"tampering"}
+    g = f | {"surrogate", "priors"}
+    h = f | {"client_choice"}
+    rows = [
+        ("A", "eavesdropper", a, "Somebody who reads the traffic: the weights and the update."),
+        ("B", "informed", b, "Also knows the architecture and the shape of the input."),
+        ("C", "parameter-aware", c, "The server itself: also knows how the clients train."),
+        ("D", "data-enhanced", d, "Also owns similar data and pretrained networks."),
+        ("E", "statistics-informed", e, "Also gets BatchNorm and label statistics of the batch."),
+        ("F", "active", f, "A server that may change the model it sends."),
+        ("G", "active with data", g, "An active server that also owns similar data."),
+        ("H", "active, choosing", h, "An active server that also chooses the clients."),
+    ]
+    return {letter: Threat(letter, name, grants, words) for letter, name, grants, words in rows}
+
+
+THREATS: dict[str, Threat] = _threats()
+
+ModelFactory = Callable[[], nn.Module]
+
+
+class View:
+    """What one attack may see of one observation."""
+
+    def __init__(
+        self,
+        observation: Observation,
+        granted: frozenset[str],
+        *,
+        architecture: ModelFactory,
+        surrogate: Tensor | None = None,
+        oracle_labels: Tensor | None = None,
+        seed: int = 0,
+    ):
+        public, protocol = observation.public, observation.public.protocol
+        known: dict[str, Any] = {
+            "update": observation.update,
+            "weights": observation.weights,
+            "architecture": (architecture, protocol.mode),
+            "image_size": public.image_size,
+            "normalisation": (protocol.mean, protocol.std),
+            "batch_size": public.batch_size,
+            "optimizer": protocol,
+            "learning_rate": protocol.lr,
+            "local_steps": (public.local_steps, public.local_epochs),
+            "defenses": public.defenses,
+            "surrogate": surrogate,
+            "oracle_labels": oracle_labels,
+        }
+        self._known = {field: known[field] for field in granted if known.get(field) is not None}
+        self._granted = granted
+        self._read: list[str] = []
+        self._seed = seed
+
+    @property
+    def ledger(self) -> list[str]:
+        """The fields that were read, in the order of the first read."""
+        return list(self._read)
+
+    def grants(self, field: str) -> bool:
+        """Whether ``field`` may be read and is there; asking is no reading."""
+        return field in self._known
+
+    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """The attacker's own coin: the same for the same observation, attack and trial."""
+        return torch.Generator(device).manual_seed(self._seed)
+
+    @property
+    def update(self) -> Update:
+        value: Update = self._field("update")
+        return value
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        value: dict[str, Tensor] = self._field("weights")
+        return value
+
+    @property
+    def image_size(self) -> int:
+        return int(self._field("image_size"))
+
+    @property
+    def normalisation(self) -> tuple[Colour, Colour]:
+        value: tuple[Colour, Colour] = self._field("normalisation")
+        return value
+
+    @property
+    def batch_size(self) -> int:
+        return int(self._field("batch_size"))
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self._field("learning_rate"))
+
+    @property
+    def local_steps(self) -> tuple[int | None, int | None]:
+        """Local steps and local epochs; one of them is None."""
+        value: tuple[int | None, int | None] = self._field("local_steps")
+        return value
+
+    @property
+    def defenses(self) -> list[dict[str, Any]]:
+        value: list[dict[str, Any]] = self._field("defenses")
+        return value
+
+    @property
+    def surrogate(self) -> Tensor:
+        """Images of the attacker's own, (N, 3, H, W) in [0, 1]."""
+        value: Tensor = self._field("surrogate")
+        return value
+
+    @property
+    def oracle_labels(self) -> Tensor:
+        value: Tensor = self._field("oracle_labels")
+        return value
+
+    def model(self) -> nn.Module:
+        """A fresh model as the client received it: architecture, weights, mode."""
+        factory, mode = self._field("architecture")
+        model: nn.Module = factory()
+        model.load_state_dict(self.weights)
+        return model.train(mode == "train")
+
+    def single_step(self) -> Protocol:
+        """The protocol of one plain gradient, which needs no parameter of the optimiser."""
+        _, mode = self._field("architecture")
+        mean, std = self.normalisation
+        return Protocol(upload="gradient", mode=mode, mean=mean, std=std)
+
+    def protocol(self) -> Protocol:
+        """The client's whole protocol, for simulating several local steps."""
+        self._field("learning_rate")
+        value: Protocol = self._field("optimizer")
+        return value
+
+    def _field(self, name: str) -> Any:
+        if name not in self._granted:
+            raise NotGranted(
+                f"the attack read '{name}' ({FIELDS[name]}), which its threat model does not "
+                f"grant; it grants {', '.join(sorted(self._granted))}."
+            )
+        if name not in self._known:
+            raise NotGranted(f"'{name}' is granted but was not provided; see threat.{name}.")
+        if name not in self._read:
+            self._read.append(name)
+        return self._known[name]
+
+
+_attacking: ContextVar[bool] = ContextVar("attacking", default=False)
+
+
+@contextmanager
+def sealed() -> Iterator[None]:
+    """While an attack runs, the vault does not open, whoever asks."""
+    token = _attacking.set(True)
+    try:
+        yield
+    finally:
+        _attacking.reset(token)
+
+
+def is_sealed() -> bool:
+    return _attacking.get()

@@ -1,0 +1,229 @@
+"""Local learning: the one function that turns batches into an update.
+
+Clients call it to train and attackers call it to simulate a client. That both use the same
+code is what makes the canary possible: the true batch, replayed, must give the update seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedsim.core.defense import Defense
+from fedsim.core.errors import FedsimError
+from fedsim.core.models import batchnorm_names
+from fedsim.core.spec import DataSpec, TrainSpec
+
+Batch = tuple[Tensor, Tensor]  # images (B, 3, H, W) in [0, 1], labels (B,)
+Colour = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a client learns, as far as the update depends on it."""
+
+    upload: Literal["gradient", "delta"] = "gradient"
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    mode: Literal["train", "eval"] = "train"
+    batchnorm: Literal["shared", "local"] = "shared"
+    mean: Colour = (0.5, 0.5, 0.5)
+    std: Colour = (0.5, 0.5, 0.5)
+
+    @classmethod
+    def of(cls, train: TrainSpec, data: DataSpec) -> Protocol:
+        return cls(
+            upload=train.upload,
+            optimizer=train.optimizer,
+            lr=train.lr,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+            clip=train.clip,
+            mode=train.mode,
+            batchnorm=train.batchnorm,
+            mean=data.mean,
+            std=data.std,
+        )
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] to what the model eats."""
+        return (images - _channels(self.mean, images)) / _channels(self.std, images)
+
+
+def _channels(colour: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(colour, dtype=like.dtype, device=like.device).view(1, -1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client uploads: a gradient or a weight delta by parameter name, BN buffers
+    where the protocol shares them, and how many examples stand behind it."""
+
+    kind: Literal["gradient", "delta"]
+    tensors: dict[str, Tensor]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    num_examples: int = 0
+    loss: float = float("nan")
+
+    def is_finite(self) -> bool:
+        return all(
+            bool(torch.isfinite(t).all())
+            for group in (self.tensors, self.buffers)
+            for t in group.values()
+            if t.is_floating_point()
+        )
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of names and numbers: equal exactly when the payloads are."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        total.update(name.encode())
+        total.update(tensors[name].detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+@dataclass
+class Trail:
+    """What each defense changed: digests of the payload before and after it."""
+
+    entries: list[dict[str, str]] = field(default_factory=list)
+
+    def note(
+        self,
+        defense: Defense,
+        stage: str,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+    ) -> None:
+        first, second = digest(before), digest(after)
+        if first != second:
+            name = type(defense).__name__
+            self.entries.append({"defense": name, "stage": stage, "before": first, "after": second})
+
+
+def local_update(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    protocol: Protocol,
+    *,
+    defenses: Sequence[Defense] = (),
+    rng: torch.Generator | None = None,
+    seed: int = 0,
+) -> Update:
+    """The update a client with these batches uploads. Pure: ``model`` is left as it was."""
+    return learn(copy.deepcopy(model), batches, protocol, defenses=defenses, rng=rng, seed=seed)
+
+
+def learn(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    protocol: Protocol,
+    *,
+    defenses: Sequence[Defense] = (),
+    rng: torch.Generator | None = None,
+    seed: int = 0,
+    trail: Trail | None = None,
+) -> Update:
+    """Train ``model`` in place, one step a batch, and return the update.
+
+    ``rng`` is the client's secret, for its defenses; ``seed`` is that of the training itself
+    (dropout). A gradient upload takes exactly one batch.
+    """
+    rng = rng or torch.Generator().manual_seed(0)
+    trail = trail or Trail()
+    model.train(protocol.mode == "train")
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    before = {n: p.detach().clone() for n, p in trained.items()}
+    optimizer = _optimizer(trained, protocol) if protocol.upload == "delta" else None
+    gradient: dict[str, Tensor] = {}
+    examples, loss_sum = 0, 0.0
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for step, (images, labels) in enumerate(batches):
+            if optimizer is None and step:
+                raise FedsimError("a gradient upload is made of one batch, not of several.")
+            for defense in defenses:
+                shown = (images, labels)
+                images, labels = defense.protect_batch(images, labels, model, rng)
+                if step == 0:
+                    trail.note(defense, "batch", _payload(*shown), _payload(images, labels))
+            loss = F.cross_entropy(model(protocol.normalise(images)), labels)
+            gradient = _gradient(loss, trained)
+            _clip(gradient, protocol.clip)
+            for defense in defenses:
+                protected = defense.protect_gradient(gradient, rng)
+                if step == 0 and protected is not gradient:
+                    trail.note(defense, "gradient", gradient, protected)
+                gradient = protected
+            examples += len(labels)
+            loss_sum += float(loss.detach()) * len(labels)
+            if optimizer is not None:
+                for name, parameter in trained.items():
+                    parameter.grad = gradient.get(name)
+                optimizer.step()
+    if not examples:
+        raise FedsimError("a client has no batch to learn from.")
+
+    if optimizer is None:
+        tensors = gradient
+    else:
+        tensors = {n: p.detach() - before[n] for n, p in trained.items()}
+    shared = batchnorm_buffers(model) if protocol.batchnorm == "shared" else {}
+    update = Update(protocol.upload, tensors, shared, examples, loss_sum / examples)
+    for defense in defenses:
+        protected_update = defense.protect_update(update, rng)
+        if protected_update is not update:
+            trail.note(defense, "update", update.tensors, protected_update.tensors)
+        update = protected_update
+    return replace(update, tensors={n: t.detach() for n, t in update.tensors.items()})
+
+
+def batchnorm_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Running statistics of every BatchNorm layer, by state-dict name."""
+    found = {}
+    for name in batchnorm_names(model):
+        for key, value in model.get_submodule(name).named_buffers():
+            found[f"{name}.{key}"] = value.detach().clone()
+    return found
+
+
+def _payload(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    return {"images": images, "labels": labels}
+
+
+def _gradient(loss: Tensor, trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(parameter) if grad is None else grad
+        for (name, parameter), grad in zip(trained.items(), grads, strict=True)
+    }
+
+
+def _clip(gradient: dict[str, Tensor], limit: float | None) -> None:
+    if limit is None:
+        return
+    norm = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(g) for g in gradient.values()])
+    )
+    scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for tensor in gradient.values():
+        tensor.mul_(scale)
+
+
+def _optimizer(trained: Mapping[str, nn.Parameter], protocol: Protocol) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {"lr": protocol.lr, "weight_decay": protocol.weight_decay}
+    if protocol.optimizer == "adamw":
+        return torch.optim.AdamW(trained.values(), **options)
+    return torch.optim.SGD(trained.values(), momentum=protocol.momentum, **options)

@@ -1,0 +1,218 @@
+"""Models: any timm classifier by name, and the one place that knows where its parts are.
+
+Parts are found by type and by name, never by position, so that an attack can speak of "the
+patch projection" or "the head" on every Vision Transformer and ResNet that timm builds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.layers import PatchEmbed
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedsim.core.errors import ModelError, did_you_mean
+from fedsim.core.spec import ModelSpec
+
+
+def build_architecture(spec: ModelSpec, *, image_size: int, num_classes: int) -> nn.Module:
+    """The model without its weights, for whoever is going to load them from a message."""
+    bare = spec.model_copy(update={"pretrained": False, "checkpoint": None})
+    return build_model(bare, image_size=image_size, num_classes=num_classes, seed=0)
+
+
+def build_model(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int) -> nn.Module:
+    """The model of a spec, in float32 on the CPU; the same seed gives the same weights."""
+    if not timm.is_model(spec.name):
+        near = did_you_mean(spec.name, timm.list_models())
+        raise ModelError(f"timm knows no model '{spec.name}'{near}.")
+    options: dict[str, Any] = {"num_classes": num_classes, **spec.options}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = _create(spec, {"img_size": image_size, **options})
+        except TypeError as error:
+            if "img_size" not in str(error):  # fully convolutional: takes any size
+                raise _bad_options(spec, error) from error
+            try:
+                model = _create(spec, options)
+            except TypeError as second:
+                raise _bad_options(spec, second) from second
+    if spec.checkpoint:
+        load_checkpoint(model, Path(spec.checkpoint))
+    return model
+
+
+def _create(spec: ModelSpec, options: dict[str, Any]) -> nn.Module:
+    # Both report a failed download in their logs before raising; ours is the one message.
+    for library in ("timm", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+    try:
+        return timm.create_model(spec.name, pretrained=spec.pretrained, **options)
+    except TypeError:
+        raise
+    except Exception as error:
+        if spec.pretrained:
+            raise ModelError(
+                f"the pretrained weights of '{spec.name}' could not be fetched "
+                f"({type(error).__name__}); connect to the hub once, or give "
+                f"model.checkpoint a .safetensors or .pth file."
+            ) from error
+        raise _bad_options(spec, error) from error
+
+
+def _bad_options(spec: ModelSpec, error: Exception) -> ModelError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ModelError(f"timm cannot build '{spec.name}' with options {spec.options}: {reason}.")
+
+
+def load_checkpoint(model: nn.Module, path: Path) -> list[str]:
+    """Load weights from ``path``; a head made for other classes is left as initialised.
+
+    Returns the names that were left out. Never unpickles code: safetensors, or
+    ``torch.load(weights_only=True)``.
+    """
+    if not path.is_file():
+        raise ModelError(f"there is no checkpoint '{path}'.")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: Mapping[str, Any] = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ModelError(f"the checkpoint '{path}' cannot be read: {_first(error)}.") from error
+    for wrapper in ("state_dict", "model", "model_state_dict"):
+        if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
+            state = state[wrapper]
+    own = model.state_dict()
+    head = head_names(model)
+    left_out = [n for n in head if n in state and state[n].shape != own[n].shape]
+    state = {name: tensor for name, tensor in state.items() if name not in left_out}
+    wrong = [n for n in state if n in own and state[n].shape != own[n].shape]
+    missing = [n for n in own if n not in state and n not in head]
+    unknown = [n for n in state if n not in own]
+    for problem, names in (("shapes differ", wrong), ("missing", missing), ("unknown", unknown)):
+        if names:
+            raise ModelError(
+                f"the checkpoint '{path}' does not fit the model: {problem}: "
+                f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}."
+            )
+    model.load_state_dict(state, strict=False)
+    return left_out
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@dataclass(frozen=True)
+class VitParts:
+    """Parameter names of a Vision Transformer's parts, and the geometry of its tokens."""
+
+    patch_weight: str
+    patch_bias: str | None
+    position: str | None
+    cls_token: str | None
+    blocks: tuple[str, ...]  # module names, in order
+    head_weight: str
+    head_bias: str | None
+    grid: tuple[int, int]  # patches down, patches across
+    patch_size: tuple[int, int]
+    prefix_tokens: int  # rows of the position embedding that belong to no patch
+
+    @property
+    def tokens(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+
+def vit_parts(model: nn.Module) -> VitParts:
+    """Where ``model`` keeps its patch projection, position embedding, blocks and head."""
+    embeds = [(n, m) for n, m in model.named_modules() if isinstance(m, PatchEmbed)]
+    if not embeds:
+        raise ModelError(f"a {type(model).__name__} has no patch embedding: it is no ViT.")
+    name, embed = embeds[0]
+    projection = embed.proj
+    if not isinstance(projection, nn.Conv2d):
+        raise ModelError(f"the patch projection of {type(model).__name__} is no convolution.")
+    if embed.grid_size is None:
+        raise ModelError(f"{type(model).__name__} has no fixed patch grid.")
+    grid = (int(embed.grid_size[0]), int(embed.grid_size[1]))
+    parameters = dict(model.named_parameters())
+    position = _named(parameters, "pos_embed")
+    prefix = 0
+    if position is not None:
+        prefix = parameters[position].shape[-2] - grid[0] * grid[1]
+    head_weight, head_bias = _head(model)
+    return VitParts(
+        patch_weight=f"{name}.proj.weight",
+        patch_bias=f"{name}.proj.bias" if projection.bias is not None else None,
+        position=position,
+        cls_token=_named(parameters, "cls_token"),
+        blocks=_blocks(model),
+        head_weight=head_weight,
+        head_bias=head_bias,
+        grid=grid,
+        patch_size=(int(projection.kernel_size[0]), int(projection.kernel_size[1])),
+        prefix_tokens=prefix,
+    )
+
+
+def is_vit(model: nn.Module) -> bool:
+    return any(isinstance(m, PatchEmbed) for m in model.modules())
+
+
+def _named(parameters: Mapping[str, Tensor], last: str) -> str | None:
+    return next((n for n in parameters if n.split(".")[-1] == last), None)
+
+
+def _blocks(model: nn.Module) -> tuple[str, ...]:
+    for name, module in model.named_modules():
+        if name.split(".")[-1] == "blocks" and isinstance(module, nn.Sequential | nn.ModuleList):
+            return tuple(f"{name}.{index}" for index in range(len(module)))
+    return ()
+
+
+@dataclass(frozen=True)
+class ResNetParts:
+    """Names of a convolutional network's BatchNorm layers (in order) and of its head."""
+
+    batchnorms: tuple[str, ...]
+    head_weight: str
+    head_bias: str | None
+
+
+def resnet_parts(model: nn.Module) -> ResNetParts:
+    weight, bias = _head(model)
+    return ResNetParts(batchnorm_names(model), weight, bias)
+
+
+def batchnorm_names(model: nn.Module) -> tuple[str, ...]:
+    return tuple(n for n, m in model.named_modules() if isinstance(m, _BatchNorm))
+
+
+def head_names(model: nn.Module) -> list[str]:
+    """Parameter names of the classifier: weight, then bias where it has one."""
+    weight, bias = _head(model)
+    return [weight] if bias is None else [weight, bias]
+
+
+def _head(model: nn.Module) -> tuple[str, str | None]:
+    getter = getattr(model, "get_classifier", None)
+    head = getter() if getter is not None else None
+    if not isinstance(head, nn.Linear):
+        linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+        if not linears:
+            raise ModelError(f"{type(model).__name__} has no linear head.")
+        head = linears[-1]
+    name = next(n for n, m in model.named_modules() if m is head)
+    prefix = f"{name}." if name else ""
+    return f"{prefix}weight", f"{prefix}bias" if head.bias is not None else None

@@ -1,0 +1,162 @@
+"""Observation: one client, one round, as the server saw it. Never a private pixel or label.
+
+On disk, under ``observations/round-0001/``: ``weights.safetensors`` (what was sent, once for
+the round), ``client-0003.safetensors`` (what came back) and ``client-0003.json`` (what the
+protocol makes public, with checksums; written last, so it says that the rest is there).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load as deserialise
+from torch import Tensor
+
+from fedsim.core.errors import ObservationError
+from fedsim.core.learning import Protocol, Update
+from fedsim.core.spec import Spec
+from fedsim.core.store import save_tensors, write_json
+
+FORMAT = 1
+_UPDATE, _BUFFER = "update/", "buffer/"
+
+
+@dataclass(frozen=True)
+class Public:
+    """What the protocol makes public: the server announced it, or it is in the upload."""
+
+    architecture: dict[str, Any]  # the spec's model section
+    num_classes: int
+    image_size: int
+    batch_size: int
+    local_steps: int | None
+    local_epochs: int | None
+    protocol: Protocol
+    defenses: list[dict[str, Any]]  # as declared
+
+    @classmethod
+    def of(cls, spec: Spec, num_classes: int) -> Public:
+        return cls(
+            architecture=spec.model.model_dump(mode="json"),
+            num_classes=num_classes,
+            image_size=spec.data.image_size,
+            batch_size=spec.train.batch_size,
+            local_steps=spec.train.local_steps or (None if spec.train.local_epochs else 1),
+            local_epochs=spec.train.local_epochs,
+            protocol=Protocol.of(spec.train, spec.data),
+            defenses=[d.model_dump(mode="json") for d in spec.defenses],
+        )
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the server has of one client in one round."""
+
+    round: int
+    client: int
+    weights: dict[str, Tensor]  # the state dict sent: parameters and buffers
+    update: Update
+    public: Public
+
+    @property
+    def name(self) -> str:
+        return observation_name(self.round, self.client)
+
+
+def observation_name(round_: int, client: int) -> str:
+    return f"round-{round_:04d}/client-{client:04d}"
+
+
+def write_weights(root: Path, round_: int, weights: Mapping[str, Tensor]) -> None:
+    """What the server sends in this round, kept once for all its clients."""
+    path = root / f"round-{round_:04d}" / "weights.safetensors"
+    content = save_tensors(path, weights)
+    write_json(path.with_suffix(".json"), {"format": FORMAT, **_checksum(content)})
+
+
+def write_observation(root: Path, round_: int, client: int, update: Update, public: Public) -> Path:
+    """Keep one reply; returns the path of its tensors."""
+    path = root / f"{observation_name(round_, client)}.safetensors"
+    tensors = {f"{_UPDATE}{name}": tensor for name, tensor in update.tensors.items()}
+    tensors |= {f"{_BUFFER}{name}": tensor for name, tensor in update.buffers.items()}
+    content = save_tensors(path, tensors)
+    about = {
+        "format": FORMAT,
+        "round": round_,
+        "client": client,
+        "kind": update.kind,
+        "num_examples": update.num_examples,
+        "loss": update.loss,
+        "finite": update.is_finite(),
+        **asdict(public),
+        **_checksum(content),
+    }
+    write_json(path.with_suffix(".json"), about)
+    return path
+
+
+def read_observation(path: Path) -> Observation:
+    """Load an observation by its ``.json`` or ``.safetensors`` path; damage is an error."""
+    about = _read_about(path.with_suffix(".json"))
+    try:
+        public = dict(about)
+        fields = {key: public[key] for key in Public.__dataclass_fields__}
+        protocol = dict(fields["protocol"])
+        protocol["mean"], protocol["std"] = tuple(protocol["mean"]), tuple(protocol["std"])
+        fields["protocol"] = Protocol(**protocol)
+        round_, client = int(about["round"]), int(about["client"])
+        kind, examples, loss = about["kind"], int(about["num_examples"]), float(about["loss"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ObservationError(
+            f"the observation '{path}' is damaged: its JSON lacks {error}."
+        ) from error
+    tensors = _read_tensors(path.with_suffix(".safetensors"), about)
+    weights_path = path.parent / "weights.safetensors"
+    weights = _read_tensors(weights_path, _read_about(weights_path.with_suffix(".json")))
+    update = Update(
+        kind=kind,
+        tensors={n[len(_UPDATE) :]: t for n, t in tensors.items() if n.startswith(_UPDATE)},
+        buffers={n[len(_BUFFER) :]: t for n, t in tensors.items() if n.startswith(_BUFFER)},
+        num_examples=examples,
+        loss=loss,
+    )
+    return Observation(round_, client, weights, update, Public(**fields))
+
+
+def list_observations(root: Path) -> list[Path]:
+    """Every complete observation under ``root``, by round and client."""
+    return sorted(root.glob("round-*/client-*.json"))
+
+
+def _checksum(content: bytes) -> dict[str, Any]:
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    try:
+        about = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ObservationError(f"there is no observation '{path}'.") from None
+    except (OSError, ValueError) as error:
+        raise ObservationError(f"the observation '{path}' is damaged: not JSON.") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ObservationError(f"the observation '{path}' has a format this version cannot read.")
+    return about
+
+
+def _read_tensors(path: Path, about: Mapping[str, Any]) -> dict[str, Tensor]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ObservationError(f"the observation '{path}' is missing.") from error
+    if _checksum(content)["sha256"] != about.get("sha256"):
+        raise ObservationError(
+            f"the observation '{path}' is damaged: {len(content)} bytes whose checksum is not "
+            f"the recorded one."
+        )
+    return dict(deserialise(content))

@@ -1,0 +1,56 @@
+"""Names to classes: a registry entry or an import path ``package.module:Class``.
+
+An attack or a defense is a dataclass of its own parameters, so its fields are its whole
+configuration; they are checked here, once, with errors that name the nearest right word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedsim.core.errors import SpecError, did_you_mean
+
+
+def resolve(kind: str, table: Mapping[str, str], name: str) -> type:
+    """The class behind ``name``: an entry of ``table`` or an import path."""
+    path = table.get(name, name)
+    if ":" not in path:
+        known = ", ".join(sorted(table))
+        raise SpecError(
+            f"unknown {kind} '{name}'{did_you_mean(name, table)}; known: {known}; "
+            f"or give an import path 'package.module:Class'."
+        )
+    module_name, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(f"the {kind} '{name}' cannot be imported: {error}.") from error
+    if not dataclasses.is_dataclass(found) or not isinstance(found, type):
+        raise SpecError(f"the {kind} '{name}' must be a dataclass of its parameters.")
+    return found
+
+
+def build(kind: str, table: Mapping[str, str], name: str, params: Mapping[str, Any]) -> Any:
+    """An instance of ``name`` with ``params``, types and ranges checked."""
+    cls = resolve(kind, table, name)
+    allowed = [field.name for field in dataclasses.fields(cls) if field.init]
+    for key in params:
+        if key not in allowed:
+            takes = ", ".join(allowed) or "no parameters"
+            raise SpecError(
+                f"the {kind} '{name}' has no parameter '{key}'"
+                f"{did_you_mean(key, allowed)}; it takes: {takes}."
+            )
+    try:
+        return TypeAdapter(cls).validate_python(dict(params))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "its parameters"
+        raise SpecError(
+            f"the {kind} '{name}': {where}: {first['msg']} (got {first.get('input')!r})."
+        ) from error

@@ -1,0 +1,310 @@
+"""Spec: one experiment, as YAML plus dotted overrides, checked before anything runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedsim.core.errors import SpecError, did_you_mean
+
+Positive = Annotated[int, Field(ge=1)]
+Colour = tuple[float, float, float]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PartitionSpec(_Section):
+    """How the samples are spread over the clients (flwr-datasets' partitioners)."""
+
+    kind: Literal["iid", "dirichlet", "pathological", "shard"] = "iid"
+    alpha: Annotated[float, Field(gt=0)] = 0.5  # dirichlet: concentration
+    classes_per_client: Positive = 2  # pathological
+    shards_per_client: Positive = 2  # shard
+
+
+class DataSpec(_Section):
+    """Which pictures, at which size, on how many clients."""
+
+    name: str = "photos"
+    path: str | None = None
+    image_size: Annotated[int, Field(ge=8)] = 32
+    clients: Positive = 8
+    partition: PartitionSpec = PartitionSpec()
+    mean: Colour = (0.5, 0.5, 0.5)
+    std: Annotated[Colour, Field(description="per channel, after scaling to [0, 1]")] = (
+        0.5,
+        0.5,
+        0.5,
+    )
+
+
+class ModelSpec(_Section):
+    """Any timm classifier by name; ``options`` go to its constructor."""
+
+    name: str = "vit_tiny_patch16_224"
+    options: dict[str, Any] = {}
+    pretrained: bool = False
+    checkpoint: str | None = None
+
+
+class TrainSpec(_Section):
+    """The federated protocol: what the server announces and every client follows."""
+
+    rounds: Positive = 1
+    clients_per_round: Positive | None = None  # null: every client
+    batch_size: Positive = 1
+    local_steps: Positive | None = None  # null: one, unless local_epochs says otherwise
+    local_epochs: Positive | None = None
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    lr: Annotated[float, Field(gt=0)] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(gt=0)] | None = None  # global l2 norm of each gradient
+    upload: Literal["gradient", "delta"] = "gradient"
+    batchnorm: Literal["shared", "local"] = "shared"
+    mode: Literal["train", "eval"] = "train"
+    strategy: str = "FedAvg"
+    strategy_options: dict[str, Any] = {}
+    timeout: Annotated[float, Field(gt=0)] = 3600.0
+    evaluate: bool = True
+
+    @model_validator(mode="after")
+    def _one_way_to_count_steps(self) -> TrainSpec:
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError("give local_steps or local_epochs, not both")
+        if self.upload == "gradient" and (self.local_steps or 1) * (self.local_epochs or 1) > 1:
+            raise ValueError("a gradient upload is one step; use upload: delta for several")
+        if self.upload == "gradient" and (self.optimizer != "sgd" or self.momentum):
+            raise ValueError("a gradient upload has no local optimizer; use upload: delta")
+        return self
+
+
+class Component(BaseModel):
+    """An attack or a defense: its name, and parameters that its dataclass checks."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class SurrogateSpec(_Section):
+    """Data of the attacker's own (threat D and G): never the clients' shards."""
+
+    name: str = "imagefolder"
+    path: str | None = None
+
+
+class ThreatSpec(_Section):
+    """What the attacker may know: a letter of the table in ``fedsim.core.knowledge``."""
+
+    model: Literal["A", "B", "C", "D", "E", "F", "G", "H"] = "C"
+    surrogate: SurrogateSpec | None = None
+    oracle_labels: bool = False
+
+
+class AuditSpec(_Section):
+    """Which observations are attacked, and how often."""
+
+    rounds: list[Positive] | None = None  # null: every round
+    victims: Positive | None = None  # null: every observation of those rounds
+    trials: Positive = 1
+
+
+class EngineSpec(_Section):
+    """Where it runs."""
+
+    kind: Literal["ray", "inline"] = "ray"
+    address: str | None = None
+    attack_workers: Positive = 1
+    retries: Annotated[int, Field(ge=0)] = 1
+    device: str = "auto"
+    client_gpus: Annotated[float, Field(ge=0)] = 0.0  # share of a GPU each client takes
+    cpus: Positive | None = None  # of a local Ray; null: all
+
+
+class Spec(_Section):
+    """One experiment."""
+
+    name: str = "audit"
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataSpec = DataSpec()
+    model: ModelSpec = ModelSpec()
+    train: TrainSpec = TrainSpec()
+    defenses: list[Component] = []
+    threat: ThreatSpec = ThreatSpec()
+    attacks: list[Component] = [Component(name="patch_solve")]
+    audit: AuditSpec = AuditSpec()
+    engine: EngineSpec = EngineSpec()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_letter_is_a_threat(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and isinstance(value.get("threat"), str):
+            return {**value, "threat": {"model": value["threat"]}}
+        return value
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Spec:
+        chosen = self.train.clients_per_round
+        if chosen is not None and chosen > self.data.clients:
+            raise ValueError(
+                f"train.clients_per_round is {chosen} but data.clients is {self.data.clients}"
+            )
+        late = [r for r in self.audit.rounds or [] if r > self.train.rounds]
+        if late:
+            raise ValueError(f"audit.rounds has {late[0]} but train.rounds is {self.train.rounds}")
+        return self
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients that train in one round."""
+        return self.train.clients_per_round or self.data.clients
+
+    @property
+    def audited_rounds(self) -> list[int]:
+        """The rounds whose observations are kept and attacked."""
+        return sorted(set(self.audit.rounds or range(1, self.train.rounds + 1)))
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    def digest(self) -> str:
+        """A short hash of what the experiment *is*: where it runs does not count."""
+        content = self.model_dump(mode="json", exclude={"engine", "name"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def load_spec(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Spec:
+    """Read a YAML file (or a mapping), apply ``key.sub=value`` overrides, validate."""
+    if isinstance(source, Mapping):
+        where, content = "the spec", dict(source)
+    else:
+        where = str(source)
+        content = _read_yaml(Path(source))
+    for override in overrides:
+        _apply(content, override)
+    try:
+        return _absolute(Spec.model_validate(content))
+    except ValidationError as error:
+        raise SpecError(f"{where}: {_explain(error)}") from error
+
+
+def _absolute(spec: Spec) -> Spec:
+    """Paths are meant from here, but read by other processes and by later runs."""
+
+    def fixed(path: str | None) -> str | None:
+        return path and str(Path(path).expanduser().absolute())
+
+    data = spec.data.model_copy(update={"path": fixed(spec.data.path)})
+    model = spec.model.model_copy(update={"checkpoint": fixed(spec.model.checkpoint)})
+    threat = spec.threat
+    if threat.surrogate:
+        own = threat.surrogate.model_copy(update={"path": fixed(threat.surrogate.path)})
+        threat = threat.model_copy(update={"surrogate": own})
+    return spec.model_copy(update={"data": data, "model": model, "threat": threat})
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SpecError(f"there is no spec file '{path}'.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as text: {error}.") from error
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        raise SpecError(f"{path}: not valid YAML{line}.") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SpecError(f"{path}: a spec is a mapping of sections, not a {_kind(content)}.")
+    return content
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    """Set one dotted key; the value is YAML."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise SpecError(f"'{override}' is not an override; write key.sub=value.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpecError(f"override '{key}': '{text}' is not valid YAML.") from error
+    node = content
+    for part in parts[:-1]:
+        child = node.get(part)
+        if part == "threat" and isinstance(child, str):
+            child = {"model": child}
+        elif child is None:
+            child = {}
+        elif not isinstance(child, dict):
+            raise SpecError(f"override '{key}': '{part}' is a {_kind(child)}, not a section.")
+        node[part] = dict(child)
+        node = node[part]
+    node[parts[-1]] = value
+
+
+def _explain(error: ValidationError) -> str:
+    """The first problem pydantic found, as one sentence a user can act on."""
+    first = error.errors()[0]
+    location = [part for part in first["loc"] if part != "function-after"]
+    key = ".".join(str(part) for part in location)
+    more = f" ({error.error_count() - 1} more after this one)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        valid = _keys_at(location[:-1])
+        hint = did_you_mean(str(location[-1]), valid)
+        return f"unknown key '{key}'{hint}; allowed here: {', '.join(valid)}.{more}"
+    if first["type"] == "value_error":
+        message = str(first["ctx"]["error"])
+        return f"{key + ': ' if key else ''}{message}.{more}"
+    message = first["msg"][0].lower() + first["msg"][1:]
+    if first["type"] == "literal_error":
+        allowed = str(first["ctx"]["expected"])
+        word = first["input"] if isinstance(first["input"], str) else ""
+        hint = did_you_mean(word, [a.strip(" '") for a in allowed.replace(" or ", ",").split(",")])
+        message = f"must be one of {allowed}{hint}"
+    return f"{key}: {message}, not {first['input']!r}.{more}"
+
+
+def _keys_at(location: Iterable[Any]) -> list[str]:
+    """The keys a section allows, found by walking the models along ``location``."""
+    model: type[BaseModel] = Spec
+    for part in location:
+        if not isinstance(part, str) or part not in model.model_fields:
+            continue
+        model = _section_of(model.model_fields[part].annotation) or model
+    return list(model.model_fields)
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is not None:
+        for inner in typing.get_args(annotation):
+            if (found := _section_of(inner)) is not None:
+                return found
+    return None
+
+
+def _kind(value: Any) -> str:
+    names = {"list": "list", "str": "text", "dict": "mapping"}
+    kind = type(value).__name__
+    return names.get(kind, kind)

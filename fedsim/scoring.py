@@ -1,0 +1,186 @@
+"""Scoring: reconstructions against the truth. The only reader of the vault.
+
+Also the canary: the true batch, replayed through the simulator that attacks use, must give the
+update that was observed. Where it does not, the attack was mis-specified, and a low score means
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from defenses import create_defenses
+from fedsim.core import metrics
+from fedsim.core.attack import Reconstruction
+from fedsim.core.device import threads
+from fedsim.core.errors import FedsimError
+from fedsim.core.learning import Update, local_update
+from fedsim.core.observation import Observation, observation_name, read_observation
+from fedsim.core.spec import Component
+from fedsim.core.store import Run, write_json
+from fedsim.core.vault import Truth, Vault
+from fedsim.workers import Job, announced_model
+
+# Replays differ by rounding alone: about 1e-6 on a CPU, more after many local steps.
+CANARY_TOLERANCE = 1e-4
+
+COLUMNS = [
+    *("round", "client", "attack", "threat", "trial", "image"),
+    *("mse", "psnr", "psnr_registered", "ssim", "lpips", "fft2d"),
+    *("label_true", "label_recovered", "identified", "seconds", "loss", "canary"),
+]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A reconstruction beside the truth, in the truth's order, for whoever draws them."""
+
+    job: Job
+    truth: Tensor
+    guess: Tensor
+    result: Reconstruction
+
+
+def score_jobs(run: Run, jobs: list[Job]) -> pd.DataFrame:
+    """One row for each true image of each finished job, in the order of the jobs."""
+    canaries = check_canaries(run, sorted({(job.round, job.client) for job in jobs}))
+    threat = run.spec.threat.model
+    rows: list[dict[str, Any]] = []
+    for job in jobs:
+        if (pictures := load_pictures(run, job)) is not None:
+            canary = canaries.get(observation_name(job.round, job.client))
+            rows += _rows(pictures, threat, canary, _true_labels(run, job))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def load_pictures(run: Run, job: Job) -> Pictures | None:
+    """What a finished job found, beside the truth; None for one that did not finish."""
+    if not job.result.is_file():
+        return None
+    result = Reconstruction.load(job.result)
+    truth = Vault(run.vault).read(job.round, job.client)
+    order = metrics.match_order(truth.images, result.images)
+    blank = torch.full_like(truth.images[0], 0.5)  # an image the attack does not claim
+    guess = torch.stack([result.images[row] if row >= 0 else blank for row in order])
+    if result.labels is not None and len(result.labels) == len(result.images):
+        result.labels = torch.tensor([int(result.labels[r]) if r >= 0 else -1 for r in order])
+    return Pictures(job, truth.images, guess, result)
+
+
+def _true_labels(run: Run, job: Job) -> Tensor:
+    return Vault(run.vault).read(job.round, job.client).labels
+
+
+def _rows(
+    pictures: Pictures, threat: str, canary: float | None, labels: Tensor
+) -> list[dict[str, Any]]:
+    job, truth, guess, result = pictures.job, pictures.truth, pictures.guess, pictures.result
+    recovered = _align_labels(labels, result.labels)
+    perceptual = metrics.lpips(truth, guess)
+    columns = {
+        "mse": metrics.mse(truth, guess),
+        "psnr": metrics.psnr(truth, guess),
+        "psnr_registered": metrics.psnr_registered(truth, guess),
+        "ssim": metrics.ssim(truth, guess),
+        "fft2d": metrics.fft2d(truth, guess),
+    }
+    return [
+        {
+            "round": job.round,
+            "client": job.client,
+            "attack": job.label,
+            "threat": threat,
+            "trial": job.trial,
+            "image": image,
+            **{name: float(values[image]) for name, values in columns.items()},
+            "lpips": None if perceptual is None else float(perceptual[image]),
+            "label_true": int(labels[image]),
+            "label_recovered": recovered[image],
+            "identified": None,
+            "seconds": round(result.seconds, 4),
+            "loss": result.loss,
+            "canary": canary,
+        }
+        for image in range(len(truth))
+    ]
+
+
+def _align_labels(truth: Tensor, recovered: Tensor | None) -> list[int | None]:
+    """Labels are recovered as a multiset: give each image its own where it is in there."""
+    if recovered is None:
+        return [None] * len(truth)
+    left = [int(label) for label in recovered]
+    found: list[int | None] = []
+    for label in truth.tolist():
+        found.append(label if label in left else None)
+        if label in left:
+            left.remove(label)
+    return [left.pop(0) if label is None and left else label for label in found]
+
+
+def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]:
+    """The relative error of each victim's replay; computed once and kept."""
+    path = run.root / "canaries.json"
+    known: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
+    vault = Vault(run.vault)
+    for round_, client in victims:
+        name = observation_name(round_, client)
+        if name in known:
+            continue
+        try:
+            observation = read_observation(run.observations / f"{name}.json")
+            known[name] = canary(observation, vault.read(round_, client))
+        except FedsimError as error:
+            run.note("canary_failed", f"{name}: {error}", round=round_, client=client)
+        except RuntimeError as error:  # torch: the announced model does not fit what was sent
+            reason = str(error).splitlines()[0]
+            run.note("canary_failed", f"{name}: {reason}", round=round_, client=client)
+    write_json(path, known)
+    return known
+
+
+def canary(observation: Observation, truth: Truth) -> float:
+    """|replay - observed| / |observed| over the whole update.
+
+    The replay uses what the protocol announced: its weights, model, normalisation, steps and
+    declared defenses; of the client's secrets only the batch and the seed of those defenses.
+    """
+    public = observation.public
+    model = announced_model(public)
+    model.load_state_dict(observation.weights)
+    defenses = create_defenses([Component.model_validate(d) for d in public.defenses])
+    with threads(1):
+        replay = local_update(
+            model,
+            truth.replay(),
+            public.protocol,
+            defenses=defenses,
+            rng=torch.Generator().manual_seed(truth.defense_seed),
+        )
+    return relative_error(replay, observation.update)
+
+
+def relative_error(replay: Update, observed: Update) -> float:
+    """Distance of two updates relative to the second; 1 where their parameters differ."""
+    if replay.tensors.keys() != observed.tensors.keys():
+        return 1.0
+    pairs = [(replay.tensors[n].cpu().double(), t.double()) for n, t in observed.tensors.items()]
+    distance = sum(float((a - b).square().sum()) for a, b in pairs)
+    size = sum(float(b.square().sum()) for _, b in pairs)
+    return (distance / size) ** 0.5 if size > 0 else float(distance > 0)
+
+
+def failures(jobs: list[Job]) -> list[dict[str, str]]:
+    """The jobs that could not be done, with their reasons."""
+    found = []
+    for job in jobs:
+        if job.failure.is_file() and not job.result.is_file():
+            found.append(json.loads(Path(job.failure).read_text()))
+    return found

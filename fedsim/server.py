@@ -1,0 +1,486 @@
+"""AdversarialStrategy: wraps any Flower strategy, sees what a server sees, keeps every reply.
+
+Replies are taken one by one as they arrive and written to disk as observations; the wrapped
+strategy then aggregates them from there, untouched, so memory does not grow with the clients.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flwr.serverapp.strategy as flower_strategies
+import numpy as np
+import pandas as pd
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedsim.core.errors import RunError, SpecError, did_you_mean
+from fedsim.core.learning import Update
+from fedsim.core.observation import (
+    Public,
+    observation_name,
+    write_observation,
+    write_weights,
+)
+from fedsim.core.spec import Spec
+from fedsim.core.store import Run, save_tensors
+
+OnObservation = Callable[[int, int], None]  # round, client
+OnRound = Callable[[dict[str, Any]], None]
+
+
+def create_strategy(spec: Spec) -> Strategy:
+    """The Flower strategy a spec names; sampling is ours, so it takes every node it is shown."""
+    name = spec.train.strategy
+    known = [
+        n
+        for n in flower_strategies.__all__
+        if n not in ("Strategy", "Result") and not n.startswith(("Differential", "FedXgb"))
+    ]
+    if name not in known:
+        raise SpecError(
+            f"train.strategy: Flower has no strategy '{name}'{did_you_mean(name, known)}; "
+            f"known: {', '.join(known)}."
+        )
+    everyone = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+    try:
+        strategy: Strategy = getattr(flower_strategies, name)(
+            **{**everyone, **spec.train.strategy_options}
+        )
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"train.strategy_options do not fit {name}: {error}.") from error
+    return strategy
+
+
+def cohort(spec: Spec, round_: int) -> list[int]:
+    """The clients that train in a round: by seed and round alone, sorted."""
+    coin = np.random.default_rng([spec.seed, 7, round_])
+    chosen = coin.choice(spec.data.clients, size=spec.cohort_size, replace=False)
+    return sorted(int(client) for client in chosen)
+
+
+class AdversarialStrategy(Strategy):
+    """The outermost strategy: captures every reply, then lets ``inner`` aggregate.
+
+    ``capture`` False keeps nothing and aggregates in memory: what a plain server would do.
+    """
+
+    def __init__(
+        self,
+        inner: Strategy,
+        spec: Spec,
+        run: Run,
+        public: Public,
+        *,
+        capture: bool = True,
+        on_observation: OnObservation = lambda round_, client: None,
+        on_round: OnRound = lambda row: None,
+        stop: threading.Event | None = None,
+    ):
+        self.inner, self.spec, self.run, self.public = inner, spec, run, public
+        self.capture = capture
+        self.on_observation, self.on_round = on_observation, on_round
+        self.stop = stop or threading.Event()
+        self.rows, self._arrays = read_checkpoint(run)
+        self._clients: dict[int, int] = {}  # node id -> client
+        self._sent: dict[str, Tensor] = {}
+        self._row: dict[str, Any] = {}
+        self._since = time.perf_counter()
+
+    @property
+    def rounds_done(self) -> int:
+        return len(self.rows)
+
+    def summary(self) -> None:
+        self.inner.summary()
+
+    def run_rounds(self, grid: Grid, initial: dict[str, Tensor]) -> None:
+        """Every round that is still to be done."""
+        missing = self.spec.train.rounds - self.rounds_done
+        if missing <= 0:
+            return
+        streaming = StreamingGrid(grid, self.stop)
+        self._clients = identify(streaming, self.spec.data.clients, self.spec.train.timeout)
+        if self.rows and self.spec.train.strategy != "FedAvg":
+            self.run.note(
+                "resumed",
+                f"the server state of {self.spec.train.strategy} started afresh after round "
+                f"{self.rounds_done}",
+            )
+        self.start(
+            streaming,
+            ArrayRecord(self._arrays or initial),
+            num_rounds=missing,
+            timeout=self.spec.train.timeout,
+        )
+
+    # -- training ---------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        round_ = self._round = self.rounds_done + 1
+        self._since = time.perf_counter()
+        self._sent = dict(arrays.to_torch_state_dict())
+        if self._keeps(round_):
+            write_weights(self.run.observations, round_, self._sent)
+        chosen = set(cohort(self.spec, round_))
+        nodes = [node for node, client in self._clients.items() if client in chosen]
+        return self.inner.configure_train(round_, arrays, config, Cohort(grid, nodes))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        round_ = self._round
+        waiting = set(cohort(self.spec, round_))
+        good: dict[int, Message] = {}
+        received = 0
+        for reply in replies:
+            client = self._clients[reply.metadata.src_node_id]
+            waiting.discard(client)
+            if reply.has_error():
+                reason = _reason(reply.error.reason)
+                self.run.note(
+                    "client_failed",
+                    f"client {client} failed: {reason}",
+                    round=round_,
+                    client=client,
+                )
+                continue
+            update = _update(reply.content, self.public)
+            received += _bytes(update)
+            spooled = self._spool(round_, client, update)
+            if not update.is_finite():
+                self.run.note(
+                    "update_rejected",
+                    f"client {client} uploaded numbers that are not finite; kept out of the "
+                    f"aggregate and not attacked",
+                    round=round_,
+                    client=client,
+                )
+                continue
+            good[client] = self._as_weights(reply, update, spooled)
+            if self._keeps(round_):
+                self.on_observation(round_, client)
+        for client in sorted(waiting):
+            self.run.note(
+                "client_silent",
+                f"client {client} did not answer within {self.spec.train.timeout:.0f} s",
+                round=round_,
+                client=client,
+            )
+        # In the order of the clients, so that a sum of floats is the same in every engine.
+        ordered = [good[client] for client in sorted(good)]
+        arrays, metrics = self.inner.aggregate_train(round_, ordered) if ordered else (None, None)
+        if arrays is not None:
+            arrays = self._typed(arrays)
+        self._drop_spool(round_)
+        self._row = {
+            "round": round_,
+            "clients": len(good),
+            "failed": self.spec.cohort_size - len(good),
+            "train_loss": float(metrics["train_loss"]) if metrics else None,  # type: ignore[arg-type]
+            "bytes": received,
+        }
+        self._arrays = dict((arrays or ArrayRecord(self._sent)).to_torch_state_dict())
+        return arrays, metrics
+
+    # -- evaluation -------------------------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        if not self.spec.train.evaluate:
+            return []
+        chosen = cohort(self.spec, self._round)
+        nodes = {c: n for n, c in self._clients.items() if c in chosen}
+        # The cohort shares out the test set, so that together it is seen exactly once.
+        return [
+            Message(
+                RecordDict(
+                    {
+                        "arrays": arrays,
+                        "config": ConfigRecord(
+                            {"server-round": self._round, "part": part, "parts": len(chosen)}
+                        ),
+                    }
+                ),
+                dst_node_id=nodes[client],
+                message_type=MessageType.EVALUATE,
+            )
+            for part, client in enumerate(chosen)
+        ]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        good: dict[int, Message] = {}
+        for reply in replies:
+            client = self._clients[reply.metadata.src_node_id]
+            if reply.has_error():
+                self.run.note(
+                    "evaluation_failed",
+                    f"client {client} could not evaluate: {_reason(reply.error.reason)}",
+                    round=self._round,
+                    client=client,
+                )
+            elif _metrics(reply.content)["num-examples"]:
+                good[client] = reply
+        ordered = [good[client] for client in sorted(good)]
+        metrics = self.inner.aggregate_evaluate(self._round, ordered) if ordered else None
+        for key in ("test_loss", "test_accuracy"):
+            self._row[key] = float(metrics[key]) if metrics else None  # type: ignore[arg-type]
+        self._row["seconds"] = round(time.perf_counter() - self._since, 3)
+        self.rows.append(self._row)
+        write_checkpoint(self.run, self.rows, self._arrays)
+        self.on_round(self._row)
+        return metrics
+
+    # -- what is kept -----------------------------------------------------------------------
+
+    def _keeps(self, round_: int) -> bool:
+        return self.capture and round_ in self.spec.audited_rounds
+
+    def _spool(self, round_: int, client: int, update: Update) -> Path | None:
+        """To disk: as an observation, or for the time of the aggregation only."""
+        if not self.capture:
+            return None
+        root = self.run.observations if self._keeps(round_) else self._spool_root
+        return write_observation(root, round_, client, update, self.public)
+
+    @property
+    def _spool_root(self) -> Path:
+        return self.run.root / "spool"
+
+    def _drop_spool(self, round_: int) -> None:
+        folder = self._spool_root / Path(observation_name(round_, 0)).parent
+        if folder.is_dir():
+            for file in folder.iterdir():
+                file.unlink()
+            folder.rmdir()
+            self._spool_root.rmdir()
+
+    def _as_weights(self, reply: Message, update: Update, spooled: Path | None) -> Message:
+        """The reply as the wrapped strategy expects it: the client's new weights."""
+        change = _Change(update if spooled is None else spooled, update.kind, self.spec.train.lr)
+        arrays = ArrayRecord()
+        for name, sent in self._sent.items():
+            arrays[name] = _LazyArray(sent, partial(change.applied_to, name, sent))
+        metrics = reply.content["metrics"]
+        reply.content = RecordDict({"arrays": arrays, "metrics": metrics})
+        return reply
+
+    def _typed(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Averages of counters are floats again: give every array its own type back."""
+        state = arrays.to_torch_state_dict()
+        return ArrayRecord({n: t.to(self._sent[n].dtype) for n, t in state.items()})
+
+
+class _Change:
+    """What one update does to the weights, read from disk when asked for.
+
+    Only the last update read stays in memory.
+    """
+
+    _held: tuple[Path, dict[str, Tensor]] | None = None  # shared by all replies
+
+    def __init__(self, source: Update | Path, kind: str, lr: float):
+        self.source, self.kind, self.lr = source, kind, lr
+
+    def applied_to(self, name: str, sent: Tensor) -> Tensor:
+        tensors = self._tensors()
+        if (buffer := tensors.get(f"buffer/{name}")) is not None:
+            return buffer
+        if (change := tensors.get(f"update/{name}")) is None:
+            return sent  # frozen or withheld: stays as it was
+        return sent - self.lr * change if self.kind == "gradient" else sent + change
+
+    def _tensors(self) -> dict[str, Tensor]:
+        if isinstance(self.source, Update):
+            tensors = {f"update/{n}": t for n, t in self.source.tensors.items()}
+            return tensors | {f"buffer/{n}": t for n, t in self.source.buffers.items()}
+        held = _Change._held
+        if held is None or held[0] != self.source:
+            _Change._held = held = (self.source, load_file(self.source))
+        return held[1]
+
+
+class _LazyArray(Array):
+    """A Flower array whose numbers are read when somebody asks for them."""
+
+    def __init__(self, like: Tensor, read: Callable[[], Tensor]):
+        self.dtype = str(like.dtype).removeprefix("torch.")
+        self.shape = tuple(like.shape)
+        self.stype = "numpy.ndarray"
+        self._read = read
+
+    def numpy(self) -> np.ndarray:
+        return self._read().numpy()
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        buffer = io.BytesIO()
+        np.save(buffer, self.numpy(), allow_pickle=False)
+        return buffer.getvalue()
+
+
+class _GridProxy(Grid):
+    """A grid that hands everything on to another one."""
+
+    def __init__(self, grid: Grid):
+        self.grid = grid
+
+    def set_run(self, run: Any) -> None:
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self.grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self.grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return self.grid.send_and_receive(messages, timeout=timeout)
+
+
+class Cohort(_GridProxy):
+    """A grid on which only the clients of this round are to be seen."""
+
+    def __init__(self, grid: Grid, nodes: list[int]):
+        super().__init__(grid)
+        self.nodes = nodes
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+
+class StreamingGrid(_GridProxy):
+    """A grid whose replies come one by one, as they arrive, instead of all at the end."""
+
+    def __init__(self, grid: Grid, stop: threading.Event):
+        super().__init__(grid)
+        self.stop = stop
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        waiting = set(self.push_messages(messages))
+        return self._replies(waiting, timeout)
+
+    def _replies(self, waiting: set[str], timeout: float | None) -> Iterator[Message]:
+        end = time.monotonic() + (timeout or float("inf"))
+        while waiting and time.monotonic() < end:
+            if self.stop.is_set():
+                raise RunError("the run was stopped.")
+            arrived = False
+            for reply in self.pull_messages(waiting):
+                arrived = True
+                waiting.discard(reply.metadata.reply_to_message_id)
+                yield reply
+                del reply
+            if waiting and not arrived:
+                time.sleep(0.05)
+
+
+def identify(grid: Grid, clients: int, timeout: float) -> dict[int, int]:
+    """Ask every node which client it is: node ids are random, partition ids are not."""
+    end = time.monotonic() + timeout
+    while len(nodes := list(grid.get_node_ids())) < clients:
+        if time.monotonic() > end:
+            raise RunError(f"only {len(nodes)} of {clients} clients connected in {timeout:.0f} s.")
+        time.sleep(0.05)
+    questions = [
+        Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
+    ]
+    found: dict[int, int] = {}
+    for reply in grid.send_and_receive(questions, timeout=timeout):
+        if reply.has_error():
+            raise RunError(f"a client cannot start: {_reason(reply.error.reason)}")
+        found[reply.metadata.src_node_id] = int(_metrics(reply.content)["partition-id"])  # type: ignore[arg-type]
+    if sorted(found.values()) != list(range(clients)):
+        raise RunError(
+            f"the nodes say they are clients {sorted(found.values())}; expected each of 0 to "
+            f"{clients - 1} once."
+        )
+    return found
+
+
+def read_checkpoint(run: Run) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """The rows of the rounds done and the global model after them; empty for a new run."""
+    if not run.checkpoint.is_file():
+        return [], {}
+    try:
+        with safe_open(run.checkpoint, framework="pt") as file:
+            rows = json.loads(file.metadata()["rounds"])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise RunError(
+            f"'{run.checkpoint}' is damaged ({type(error).__name__}); delete the directory and "
+            f"run again."
+        ) from error
+    return rows, arrays
+
+
+def write_checkpoint(run: Run, rows: list[dict[str, Any]], arrays: dict[str, Tensor]) -> None:
+    """Rounds and model in one file, so that they cannot disagree after a crash."""
+    save_tensors(run.checkpoint, arrays, {"rounds": json.dumps(rows)})
+    columns = ["round", "clients", "failed", "train_loss", "test_loss", "test_accuracy"]
+    run.write_table("rounds", pd.DataFrame(rows, columns=[*columns, "bytes", "seconds"]))
+
+
+def _update(content: RecordDict, public: Public) -> Update:
+    metrics = _metrics(content)
+    buffers = content.array_records.get("buffers")
+    return Update(
+        kind=public.protocol.upload,
+        tensors=dict(content.array_records["arrays"].to_torch_state_dict()),
+        buffers=dict(buffers.to_torch_state_dict()) if buffers else {},
+        num_examples=int(metrics["num-examples"]),  # type: ignore[arg-type]
+        loss=float(metrics["train_loss"]),  # type: ignore[arg-type]
+    )
+
+
+def _metrics(content: RecordDict) -> MetricRecord:
+    return next(iter(content.metric_records.values()))
+
+
+def _bytes(update: Update) -> int:
+    groups = (update.tensors, update.buffers)
+    return sum(t.numel() * t.element_size() for group in groups for t in group.values())
+
+
+def _reason(text: str | None) -> str:
+    """The last line of a client's error, without the wrapping of the runtime."""
+    lines = [line.strip(" '\">") for line in str(text).splitlines() if line.strip(" '\">")]
+    return lines[-1] if lines else "no reason given"

@@ -1,0 +1,137 @@
+"""Verdicts: what the scores mean, in careful words. The rules stand here and nowhere else.
+
+    MIS-SPECIFIED  the canary failed: the simulator does not reproduce the updates observed
+    LEAKS          at least one image at 30 dB or more, and at least 3 dB above the baseline
+    PARTIAL        on average above the baseline in PSNR or SSIM, the 95 % interval of the paired
+                   difference clear of 1 dB or 0.05
+    NOT RECOVERED  otherwise: by this attack, at this budget
+    NO RESULT      every job of the attack failed
+
+The baseline is `prior_only`, which never sees the update, on the same image.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedsim.core.spec import Spec
+from fedsim.scoring import CANARY_TOLERANCE
+
+BASELINE = "prior_only"
+RECOVERED_DB, ABOVE_BASELINE_DB = 30.0, 3.0
+PARTIAL_DB, PARTIAL_SSIM = 1.0, 0.05
+METRICS = ("mse", "psnr", "psnr_registered", "ssim", "lpips", "fft2d")
+HIGHER_IS_CLOSER = {"psnr", "psnr_registered", "ssim"}
+KEYS = ["round", "client", "image"]
+
+
+def summarise(
+    scores: pd.DataFrame, spec: Spec, labels: list[str], ledgers: dict[str, list[str]]
+) -> list[dict[str, Any]]:
+    """One entry an attack, in the order of the spec; the baseline last."""
+    baseline = scores[scores["attack"] == BASELINE]
+    return [
+        _one(scores[scores["attack"] == label], baseline, label, ledgers.get(label, []), spec.seed)
+        for label in labels
+    ]
+
+
+def _one(
+    own: pd.DataFrame, baseline: pd.DataFrame, label: str, ledger: list[str], seed: int
+) -> dict[str, Any]:
+    if own.empty:
+        return {"attack": label, "verdict": "NO RESULT", "images": 0, "ledger": ledger}
+    paired = own.merge(baseline, on=KEYS, suffixes=("", "_baseline"))
+    canary = own["canary"].astype(float)
+    entry: dict[str, Any] = {
+        "attack": label,
+        "images": len(own),
+        "victims": int(own.groupby(["round", "client"]).ngroups),
+        "metrics": {m: _statistics(own, m, seed) for m in METRICS},
+        "baseline": {m: _mean(baseline[m]) for m in METRICS},
+        "label_accuracy": _label_accuracy(own),
+        "identification": None,
+        "canary": {
+            "ok": bool(canary.notna().all() and (canary <= CANARY_TOLERANCE).all()),
+            "worst": _clean(canary.max()),
+            "tolerance": CANARY_TOLERANCE,
+        },
+        "seconds": _clean(own.groupby(["round", "client", "trial"])["seconds"].first().sum()),
+        "ledger": ledger,
+    }
+    entry["verdict"] = "BASELINE" if label == BASELINE else _verdict(entry, paired, seed)
+    entry["words"] = _words(entry)
+    return entry
+
+
+def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int) -> str:
+    if not entry["canary"]["ok"]:
+        return "MIS-SPECIFIED"
+    gain = paired["psnr"] - paired["psnr_baseline"]
+    if bool(((paired["psnr"] >= RECOVERED_DB) & (gain >= ABOVE_BASELINE_DB)).any()):
+        return "LEAKS"
+    for metric, margin in (("psnr", PARTIAL_DB), ("ssim", PARTIAL_SSIM)):
+        difference = paired.assign(value=paired[metric] - paired[f"{metric}_baseline"])
+        low, _ = bootstrap(difference, "value", seed)
+        if low > margin:
+            return "PARTIAL"
+    return "NOT RECOVERED"
+
+
+def _words(entry: dict[str, Any]) -> str:
+    psnr, name = entry["metrics"]["psnr"], entry["attack"]
+    mean, best = psnr["mean"], psnr["worst_case"]
+    base = entry["baseline"]["psnr"]
+    against = f" (a guess without the update: {base:.1f} dB)" if base is not None else ""
+    return {
+        "LEAKS": f"{name} reconstructed the clients' pictures: {mean:.1f} dB on average, "
+        f"{best:.1f} dB for the worst-hit client{against}.",
+        "PARTIAL": f"{name} learned more than a guess, without a clear picture: {mean:.1f} dB on "
+        f"average{against}.",
+        "NOT RECOVERED": f"{name} did not recover the pictures at this budget: {mean:.1f} dB on "
+        f"average{against}. A stronger attack may.",
+        "MIS-SPECIFIED": f"{name} attacked a protocol that is not the one the clients followed: "
+        f"their true batches, replayed, do not give their updates. Its scores say nothing about "
+        f"safety.",
+        "BASELINE": f"A guess that never sees the update scores {mean:.1f} dB.",
+    }[entry["verdict"]]
+
+
+def _statistics(own: pd.DataFrame, metric: str, seed: int) -> dict[str, float | None]:
+    values = own[metric].astype(float)
+    if values.isna().all():
+        return {"mean": None, "worst_case": None, "low": None, "high": None}
+    low, high = bootstrap(own, metric, seed)
+    worst = values.max() if metric in HIGHER_IS_CLOSER else values.min()
+    return {"mean": _clean(values.mean()), "worst_case": _clean(worst), "low": low, "high": high}
+
+
+def bootstrap(
+    table: pd.DataFrame, column: str, seed: int, draws: int = 2000
+) -> tuple[float, float]:
+    """95 % interval of the mean, resampling victims (images of one client hang together)."""
+    groups = [g[column].to_numpy(float) for _, g in table.groupby(["round", "client"])]
+    sums = np.array([g.sum() for g in groups])
+    counts = np.array([len(g) for g in groups])
+    picks = np.random.default_rng(seed).integers(0, len(groups), (draws, len(groups)))
+    means = sums[picks].sum(1) / counts[picks].sum(1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _label_accuracy(own: pd.DataFrame) -> float | None:
+    if own["label_recovered"].isna().all():
+        return None
+    return float((own["label_recovered"] == own["label_true"]).mean())
+
+
+def _mean(values: pd.Series) -> float | None:
+    return None if values.isna().all() else _clean(values.astype(float).mean())
+
+
+def _clean(value: Any) -> float | None:
+    number = float(value)
+    return number if np.isfinite(number) else None
