@@ -77,7 +77,7 @@ class InvertingGradients:
                 with torch.no_grad():
                     images.clamp_(0, 1)
                 if step % every == 0 or step == self.steps:
-                    value = float(loss)
+                    value = float(loss.detach())
                     trace.append((step, value))
                     progress(step, self.steps, value)
         if not bool(torch.isfinite(best_loss)):

@@ -23,28 +23,29 @@ def recover_labels(update: Update, model: nn.Module, batch_size: int) -> Tensor:
             f"the update holds no gradient of the head ({', '.join(names)}), so the labels "
             f"cannot be read from it."
         )
-    evidence = found[-1] if found[-1].dim() == 1 else found[0].sum(1)
+    evidence = (found[-1] if found[-1].dim() == 1 else found[0].sum(1)).double().cpu()
     if update.kind == "delta":
         evidence = -evidence  # a descent step moves against the gradient
-    return labels_from_counts(evidence.double().cpu(), batch_size)
+        return labels_from_counts(evidence, batch_size, scale_known=False)
+    return labels_from_counts(evidence, batch_size, scale_known=len(found[-1].shape) == 1)
 
 
-def labels_from_counts(gradient: Tensor, batch_size: int) -> Tensor:
+def labels_from_counts(gradient: Tensor, batch_size: int, *, scale_known: bool = True) -> Tensor:
     """Greedy counting on the head's bias gradient (C,), after LLG (Wainakh et al. 2022).
 
-    Each sample pulls its class down by about one impact; the most negative class is taken,
-    one impact is given back, and so on. Scale free, so that it also reads weight deltas.
+    Each sample pulls its class down by one impact: the most negative class is taken, one impact
+    is given back, and so on. In a gradient the impact is 1 / B; where the scale is not known (a
+    weight delta, a head without bias) it is estimated from the sum of the negative entries.
     """
-    classes = len(gradient)
     remaining = gradient.clone()
-    negative = remaining[remaining < 0].sum()
-    impact = negative / batch_size * (1 + 1 / classes)
-    labels = []
-    for index in torch.nonzero(gradient < 0).flatten().tolist()[:batch_size]:
-        labels.append(index)  # a negative entry is proof of presence
-        remaining[index] -= impact
+    negative = remaining.clamp(max=0).sum().abs()
+    impact = 1 / batch_size
+    if not scale_known:
+        impact = float(negative) / batch_size * (1 + 1 / len(gradient))
+    labels = torch.nonzero(gradient < 0).flatten()[:batch_size].tolist()  # proofs of presence
+    remaining[labels] += impact
     while len(labels) < batch_size:
         index = int(remaining.argmin())
         labels.append(index)
-        remaining[index] -= impact
+        remaining[index] += impact
     return torch.tensor(sorted(labels), dtype=torch.long)

@@ -1,1 +1,66 @@
-"""fedsim: a federated-learning testbed with an adversarial server."""
+"""fedsim: a federated-learning testbed with an adversarial server.
+
+run = fedsim.audit("spec.yaml", "train.rounds=5", output="runs/mine")
+run.scores  # a DataFrame, one row a reconstructed image
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsim.core.errors import FedsimError
+from fedsim.core.spec import Spec, load_spec
+from fedsim.core.store import Run
+
+
+def audit(
+    spec: str | Path | Mapping[str, Any] | Spec = "",
+    *overrides: str,
+    output: str | Path | None = None,
+    **sections: Any,
+) -> Run:
+    """Rounds, attacks, scores, report; returns the finished run.
+
+    ``spec`` is a YAML file, a mapping or a Spec; ``overrides`` are ``"key.sub=value"`` as on the
+    command line, and keywords replace whole sections (``threat="B"``).
+    """
+    from fedsim.audit import audit as conduct
+
+    checked = _spec(spec, overrides, sections)
+    return conduct(checked, output or default_output(checked))
+
+
+def run(
+    spec: str | Path | Mapping[str, Any] | Spec = "",
+    *overrides: str,
+    output: str | Path | None = None,
+    **sections: Any,
+) -> Run:
+    """The federated rounds and what the server saw of them, without attacks."""
+    from fedsim.audit import federate
+
+    checked = _spec(spec, overrides, sections)
+    return federate(checked, output or default_output(checked))
+
+
+def default_output(spec: Spec) -> Path:
+    """Where a run goes that was not told where to go."""
+    return Path("runs") / f"{spec.name}-{spec.digest()}"
+
+
+def _spec(
+    source: str | Path | Mapping[str, Any] | Spec,
+    overrides: tuple[str, ...],
+    sections: Mapping[str, Any],
+) -> Spec:
+    import yaml
+
+    if isinstance(source, Spec):
+        source = source.model_dump(mode="json")
+    as_yaml = [f"{key}={yaml.safe_dump(value)}" for key, value in sections.items()]
+    return load_spec(source or {}, [*overrides, *as_yaml])
+
+
+__all__ = ["FedsimError", "Run", "Spec", "audit", "load_spec", "run"]

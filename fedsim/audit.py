@@ -111,7 +111,15 @@ def jobs_of(run: Run, spec: Spec, chosen: Iterable[tuple[int, int]]) -> list[Job
     """Every job of these victims, attack by attack."""
     chosen = list(chosen)
     return [
-        Job(run.root.absolute(), round_, client, component, label, trial)
+        Job(
+            run.observations.absolute(),
+            run.reconstructions.absolute(),
+            round_,
+            client,
+            component,
+            label,
+            trial,
+        )
         for label, component in labelled_attacks(spec)
         for round_, client in chosen
         for trial in range(1 if label == BASELINE else spec.audit.trials)
@@ -174,13 +182,14 @@ def conclude(run: Run, *, seconds: float | None = None, watch: Watch | None = No
         scores = score_jobs(run, jobs)
         run.write_table("scores", scores, parquet=True)
         labels = [label for label, _ in labelled_attacks(spec)]
+        failed = failures(jobs)
         summary = {
             "name": spec.name,
             "spec_digest": spec.digest(),
             "threat": spec.threat.model,
             "oracle_labels": spec.threat.oracle_labels,
-            "verdicts": summarise(scores, spec, labels, _ledgers(jobs)),
-            "failed_jobs": failures(jobs),
+            "verdicts": summarise(scores, spec, labels, _ledgers(jobs), failed),
+            "failed_jobs": failed,
             "events": run.events(),
             "unavailable": {
                 "lpips": lpips_unavailable(),

@@ -55,7 +55,7 @@ def score_jobs(run: Run, jobs: list[Job]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for job in jobs:
         if (pictures := load_pictures(run, job)) is not None:
-            canary = canaries.get(observation_name(job.round, job.client))
+            canary = canaries.get(job.victim)
             rows += _rows(pictures, threat, canary, _true_labels(run, job))
     return pd.DataFrame(rows, columns=COLUMNS)
 

@@ -29,21 +29,34 @@ KEYS = ["round", "client", "image"]
 
 
 def summarise(
-    scores: pd.DataFrame, spec: Spec, labels: list[str], ledgers: dict[str, list[str]]
+    scores: pd.DataFrame,
+    spec: Spec,
+    labels: list[str],
+    ledgers: dict[str, list[str]],
+    failed: list[dict[str, str]],
 ) -> list[dict[str, Any]]:
     """One entry an attack, in the order of the spec; the baseline last."""
     baseline = scores[scores["attack"] == BASELINE]
-    return [
-        _one(scores[scores["attack"] == label], baseline, label, ledgers.get(label, []), spec.seed)
-        for label in labels
-    ]
+    entries = []
+    for label in labels:
+        own, ledger = scores[scores["attack"] == label], ledgers.get(label, [])
+        if own.empty:
+            reasons = [job["reason"] for job in failed if job["attack"] == label]
+            entries.append(_no_result(label, ledger, reasons))
+        else:
+            entries.append(_one(own, baseline, label, ledger, spec.seed))
+    return entries
+
+
+def _no_result(label: str, ledger: list[str], reasons: list[str]) -> dict[str, Any]:
+    why = reasons[0] if reasons else "none of its victims was observed."
+    words = f"{label} gave no result: {why}"
+    return {"attack": label, "verdict": "NO RESULT", "images": 0, "ledger": ledger, "words": words}
 
 
 def _one(
     own: pd.DataFrame, baseline: pd.DataFrame, label: str, ledger: list[str], seed: int
 ) -> dict[str, Any]:
-    if own.empty:
-        return {"attack": label, "verdict": "NO RESULT", "images": 0, "ledger": ledger}
     paired = own.merge(baseline, on=KEYS, suffixes=("", "_baseline"))
     canary = own["canary"].astype(float)
     entry: dict[str, Any] = {

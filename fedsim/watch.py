@@ -70,8 +70,9 @@ class Bars:
 
     @contextmanager
     def running(self, rounds: int, done: int) -> Iterator[None]:
-        note = "starting the clients" if done < rounds else "done before"
-        self._rounds = self.progress.add_task("rounds", total=rounds, completed=done, note=note)
+        if rounds:
+            note = "starting the clients" if done < rounds else "done before"
+            self._rounds = self.progress.add_task("rounds", total=rounds, completed=done, note=note)
         with self.progress:
             yield
 

@@ -30,7 +30,7 @@ from fedsim.core.knowledge import THREATS, View, sealed
 from fedsim.core.models import build_architecture
 from fedsim.core.observation import Observation, Public, observation_name, read_observation
 from fedsim.core.spec import Component, ModelSpec, Spec, ThreatSpec
-from fedsim.core.store import Run, write_json
+from fedsim.core.store import write_json
 from fedsim.simulation import ATTACK_RESOURCE
 
 
@@ -38,7 +38,8 @@ from fedsim.simulation import ATTACK_RESOURCE
 class Job:
     """One attack on one observation, in one trial."""
 
-    run: Path
+    observations: Path  # the folder of the observations
+    results: Path  # the folder of the reconstructions
     round: int
     client: int
     attack: Component
@@ -46,17 +47,20 @@ class Job:
     trial: int
 
     @property
+    def victim(self) -> str:
+        return observation_name(self.round, self.client)
+
+    @property
     def name(self) -> str:
-        return f"{self.label} on {observation_name(self.round, self.client)}, trial {self.trial}"
+        return f"{self.label} on {self.victim}, trial {self.trial}"
 
     @property
     def observation(self) -> Path:
-        return Run(self.run).observations / f"{observation_name(self.round, self.client)}.json"
+        return self.observations / f"{self.victim}.json"
 
     @property
     def result(self) -> Path:
-        name = f"{observation_name(self.round, self.client)}-trial-{self.trial}.safetensors"
-        return Run(self.run).reconstructions / self.label / name
+        return self.results / self.label / f"{self.victim}-trial-{self.trial}.safetensors"
 
     @property
     def failure(self) -> Path:
@@ -164,7 +168,7 @@ class Pool:
 
     def _settle(self, job: Job, attempt: Callable[[], Reconstruction]) -> None:
         """Try a job until it is done or has failed for good."""
-        reason = ""
+        kind, reason = "crashed", ""
         for _ in range(self.retries + 1):
             try:
                 attempt().save(job.result)
@@ -172,12 +176,18 @@ class Pool:
                 self.watcher.finished(job, None)
                 return
             except FedsimError as error:  # the attack's last word: no retry would help
-                reason = str(error)
+                kind, reason = _kind(error), str(error)
                 break
             except Exception as error:
                 reason = _crash(error)
-        write_json(job.failure, {"job": job.name, "reason": reason})
+        about = {"job": job.name, "attack": job.label, "kind": kind, "reason": reason}
+        write_json(job.failure, about)
         self.watcher.finished(job, reason)
+
+
+def _kind(error: FedsimError) -> str:
+    """An attack that declines has told something; anything else is a fault of the run."""
+    return "declined" if isinstance(error, AttackError) else "fault"
 
 
 def _crash(error: Exception) -> str:
@@ -306,6 +316,9 @@ class RayPool(Pool):
             result: Reconstruction = ray.get(future)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, _VerdictError):
-                raise FedsimError(error.cause.args[1]) from None
+                name, message = error.cause.args
+                raise (AttackError if name == AttackError.__name__ else FedsimError)(
+                    message
+                ) from None
             raise
         return result

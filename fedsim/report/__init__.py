@@ -1,2 +1,61 @@
-def write_report(run, jobs):
-    pass
+"""The report: one HTML file that opens offline, verdict first. It reads the run directory alone,
+so that it can be written again from a run of last month.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedsim.core.store import Run, write_atomically
+from fedsim.report import content, pictures, plots, words
+from fedsim.workers import Job
+
+HERE = Path(__file__).parent
+
+
+def write_report(run: Run, jobs: list[Job]) -> None:
+    """Write ``report.html``, and ``grid.png`` of the strongest attack where there is one."""
+    summary, scores, rounds = run.summary, run.scores, content.rounds_of(run)
+    finding = content.strongest(summary, scores)
+    traces, notes = content.traces_and_notes(jobs)
+    page = (
+        _environment()
+        .get_template("template.html")
+        .render(
+            spec=run.spec,
+            summary=summary,
+            finding=finding,
+            attacks=[content.attack_line(entry) for entry in summary["verdicts"]],
+            hero=pictures.closest(run, jobs, scores, finding.attack),
+            galleries=pictures.galleries(run, jobs, scores, summary["verdicts"]),
+            threat=content.threat_model(run.spec, summary),
+            canary=content.canary(summary, scores),
+            unavailable=content.unavailable(summary),
+            troubles=content.troubles(summary),
+            notes=notes,
+            curves=plots.training(rounds),
+            evaluated=rounds["test_accuracy"].notna().any(),
+            strip=plots.strip(scores, [entry["attack"] for entry in summary["verdicts"]]),
+            traces=[plots.trace(label, lines) for label, lines in traces.items()],
+            facts=content.facts(run.spec, summary, scores),
+            icon=pictures.icon(finding.verdict),
+            style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
+        )
+    )
+    pictures.write_grid(run, jobs, scores, finding)
+    write_atomically(run.report, page.lstrip().encode())
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= words.FILTERS
+    return environment

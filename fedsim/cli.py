@@ -1,0 +1,280 @@
+"""The command line: fedsim run | audit | attack | report | list | doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedsim import default_output
+from fedsim.core.errors import FedsimError, SpecError
+from fedsim.core.spec import Component, Spec, load_spec
+from fedsim.core.store import Run
+
+app = typer.Typer(
+    help="Audit what a federated-learning server could see of its clients' pictures.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out, err = Console(), Console(stderr=True)
+
+SpecArgument = Annotated[
+    str | None, typer.Argument(metavar="[SPEC]", help="A YAML file; without one, the defaults.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. train.rounds=5")
+]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="The run's directory.")]
+Resume = Annotated[
+    Path | None, typer.Option("--resume", help="Do what is missing in this run directory.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, no bars.")]
+
+FAULTY = 3  # done, but some jobs crashed or met damaged files
+
+
+@app.command()
+def audit(
+    spec: SpecArgument = None,
+    overrides: Overrides = None,
+    output: Output = None,
+    resume: Resume = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rounds, attacks, scores, verdict, report."""
+    from fedsim.audit import audit as conduct
+
+    checked, root = _target(spec, overrides, output, resume)
+    with _resumable(root):
+        run = conduct(checked, root, watch=_watch(as_json))
+    summary = run.summary
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    else:
+        _tell(summary)
+        out.print(f"report: {run.report}", soft_wrap=True, highlight=False)
+    if any(job["kind"] != "declined" for job in summary["failed_jobs"]):
+        raise typer.Exit(FAULTY)
+
+
+@app.command()
+def run(
+    spec: SpecArgument = None,
+    overrides: Overrides = None,
+    output: Output = None,
+    resume: Resume = None,
+    as_json: AsJson = False,
+) -> None:
+    """Federated rounds only: rounds.csv and the observations."""
+    from fedsim.audit import federate
+
+    checked, root = _target(spec, overrides, output, resume)
+    with _resumable(root):
+        done = federate(checked, root, watch=_watch(as_json))
+    if as_json:
+        rows = json.loads(done.rounds.to_json(orient="records"))
+        print(
+            json.dumps({"run": str(done.root), "rounds": rows, "events": done.events()}, indent=2)
+        )
+        return
+    _tell_events(done.events())
+    out.print(f"observations: {done.observations}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def attack(
+    observation: Annotated[
+        Path, typer.Argument(help="A captured observation, or a folder of them.")
+    ],
+    params: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="The attack's parameters.")
+    ] = None,
+    name: Annotated[str, typer.Option("--attack", help="Which; see `fedsim list attacks`.")] = "",
+    output: Output = None,
+    threat: Annotated[
+        str | None, typer.Option(help="A to H; as in the run's spec if left out.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1)] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Replay an attack offline on what was captured."""
+    from fedsim.offline import attack_offline
+
+    if not name:
+        raise SpecError("say which attack: --attack NAME; `fedsim list attacks` shows them.")
+    rows = attack_offline(
+        observation, _component(name, params or []), output, threat, trials, watch=_watch(as_json)
+    )
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        table = Table("observation", "trial", "PSNR (dB) of each image", "labels", "seconds")
+        for row in rows:
+            psnr = row["psnr"]
+            scored = ", ".join(f"{p:.1f}" for p in psnr) if psnr else "not scored: no vault"
+            labels = ", ".join(map(str, row["labels"] or [])) or "-"
+            table.add_row(
+                row["observation"],
+                str(row["trial"]),
+                row["failure"] or scored,
+                labels,
+                f"{row['seconds']:.2f}",
+            )
+        out.print(table)
+        if pictures := [row["picture"] for row in rows if row["picture"]]:
+            out.print(f"pictures: {Path(pictures[0]).parents[1]}", soft_wrap=True, highlight=False)
+    if all(row["failure"] for row in rows):
+        raise FedsimError(rows[0]["failure"])
+    if any(row["failure"] for row in rows):
+        raise typer.Exit(FAULTY)
+
+
+@app.command()
+def report(directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
+    """Score again and rewrite the report from what the run holds."""
+    from fedsim.audit import conclude
+
+    run = Run.open(directory)
+    conclude(run, watch=_watch(False))
+    out.print(f"report: {run.report}", soft_wrap=True, highlight=False)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="attacks, defenses, data, threats or models")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """What can be named in a spec."""
+    from fedsim.inventory import INVENTORY
+
+    if what and what not in INVENTORY:
+        raise SpecError(f"there is no list of '{what}'; there are: {', '.join(INVENTORY)}.")
+    chosen = [what] if what else [kind for kind in INVENTORY if kind != "models"]
+    found = {kind: INVENTORY[kind]() for kind in chosen}
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for kind, rows in found.items():
+        table = Table(kind, "", box=None, padding=(0, 2))
+        for name, words in rows.items():
+            table.add_row(f"[bold]{name}[/]", words)
+        out.print(table)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """What this machine has: versions, device, Ray, weights, data."""
+    from fedsim.inventory import diagnose
+
+    findings = diagnose()
+    if as_json:
+        print(json.dumps(findings, indent=2))
+        return
+    table = Table("what", "found", box=None, padding=(0, 2))
+    for name, words in findings.items():
+        table.add_row(f"[bold]{name}[/]", words)
+    out.print(table)
+
+
+def _target(
+    spec: str | None, overrides: list[str] | None, output: Path | None, resume: Path | None
+) -> tuple[Spec, Path]:
+    """The spec to run and the directory to run it in."""
+    if resume is not None:
+        if spec or overrides or output:
+            raise SpecError("--resume takes the directory alone: its spec is in there.")
+        return Run.open(resume).spec, resume
+    changes = list(overrides or [])
+    if spec and "=" in spec and not Path(spec).is_file():
+        changes, spec = [spec, *changes], None
+    checked = load_spec(spec or {}, changes)
+    return checked, output or default_output(checked)
+
+
+def _component(name: str, params: list[str]) -> Component:
+    import yaml
+
+    values: dict[str, Any] = {}
+    for param in params:
+        key, equals, text = param.partition("=")
+        if not equals:
+            raise SpecError(f"'{param}' is not a parameter; write key=value.")
+        values[key] = yaml.safe_load(text)
+    return Component.model_validate({**values, "name": name})
+
+
+def _watch(as_json: bool) -> Any:
+    from fedsim.watch import Bars, Silent
+
+    return Silent() if as_json else Bars(err)
+
+
+class _resumable:  # noqa: N801 - reads as the statement it is
+    """Ctrl-C inside says how to go on, and ends the process with every file whole."""
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or not issubclass(kind, KeyboardInterrupt):
+            return
+        err.print(f"stopped; go on with: fedsim audit --resume {self.root}", soft_wrap=True)
+        import ray
+
+        ray.shutdown()
+        sys.stderr.flush()
+        os._exit(130)  # the runtime's threads would wait for rounds that will not come
+
+
+def _tell(summary: dict[str, Any]) -> None:
+    colours = {"LEAKS": "red", "PARTIAL": "yellow", "MIS-SPECIFIED": "magenta"}
+    for entry in summary["verdicts"]:
+        colour = colours.get(entry["verdict"], "cyan")
+        out.print(f"[bold {colour}]{entry['verdict']}[/] {entry['words']}", highlight=False)
+    _tell_events(summary["events"])
+    for job in summary["failed_jobs"]:
+        if job["kind"] != "declined":
+            err.print(f"[yellow]failed:[/] {job['job']}: {job['reason']}", highlight=False)
+
+
+def _tell_events(events: list[dict[str, Any]]) -> None:
+    for event in events:
+        where = f"round {event['round']}: " if "round" in event else ""
+        err.print(f"[yellow]note:[/] {where}{event['message']}", highlight=False)
+
+
+def main() -> NoReturn:
+    """The console script: a user's mistake is one sentence, never a traceback."""
+    try:
+        app(standalone_mode=False)
+        sys.exit(0)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        err.print("stopped.")
+        sys.exit(130)
+    except FedsimError as error:
+        err.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        import click
+
+        if isinstance(error, click.ClickException):
+            error.show()
+            sys.exit(error.exit_code)
+        raise
+
+
+if __name__ == "__main__":
+    main()

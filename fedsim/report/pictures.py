@@ -1,0 +1,239 @@
+"""Pictures: originals beside reconstructions, for the page and as one contact sheet."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from fedsim.core.store import Run, write_atomically
+from fedsim.report.content import Finding
+from fedsim.report.words import count, decibel, label, number
+from fedsim.scoring import load_pictures
+from fedsim.verdict import BASELINE
+from fedsim.workers import Job
+
+MOST_SHOWN, LEAST_SHOWN, BASELINE_SHOWN = 24, 6, 6
+PIXEL_BUDGET = 4_000_000  # over all galleries, so that many attacks on large pictures stay mailable
+PIXELATED_BELOW = 128
+COLOURS = {
+    "LEAKS": "#a8261b",
+    "PARTIAL": "#8a5200",
+    "MIS-SPECIFIED": "#6b3fa0",
+    "NOT RECOVERED": "#41566e",
+    "NO RESULT": "#5c636b",
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One true image and what an attack made of it; ``row`` is its line of the scores."""
+
+    row: dict[str, Any]
+    truth: Tensor
+    guess: Tensor
+    trials: bool
+
+    @property
+    def original(self) -> str:
+        return data_uri(self.truth)
+
+    @property
+    def reconstruction(self) -> str:
+        return data_uri(self.guess)
+
+    @property
+    def place(self) -> str:
+        words = f"round {self.row['round']}, client {self.row['client']}"
+        if self.row["in_batch"] > 1:
+            words += f", image {self.row['image'] + 1}"
+        return words + (f", trial {self.row['trial'] + 1}" if self.trials else "")
+
+    @property
+    def scores(self) -> str:
+        return f"{decibel(self.row['psnr'])}, SSIM {number(self.row['ssim'])}"
+
+    @property
+    def labels(self) -> str:
+        found = label(self.row["label_recovered"])
+        guessed = f"recovered as {found}" if found != "–" else "not recovered"
+        return f"label {label(self.row['label_true'])}, {guessed}"
+
+    @property
+    def original_alt(self) -> str:
+        return f"Original picture of {self.place}"
+
+    @property
+    def reconstruction_alt(self) -> str:
+        return f"Reconstruction by {self.row['attack']} of {self.place}: {self.scores}"
+
+    @property
+    def look(self) -> str:
+        """The CSS class: small pictures are enlarged with their pixels kept."""
+        return "small" if min(self.truth.shape[-2:]) < PIXELATED_BELOW else "large"
+
+
+@dataclass(frozen=True)
+class Gallery:
+    attack: str
+    verdict: str
+    pairs: list[Pair]
+    images: int
+
+    @property
+    def extent(self) -> str:
+        """How many of the images are shown, and which."""
+        shown = len(self.pairs)
+        if shown == self.images:
+            return f"{count(shown, 'image')}, the closest first."
+        return (
+            f"{shown} of {self.images} images, spread evenly from the closest to the farthest; "
+            f"{self.images - shown} more are in the run directory."
+        )
+
+
+def galleries(
+    run: Run, jobs: list[Job], scores: pd.DataFrame, verdicts: list[dict[str, Any]]
+) -> list[Gallery]:
+    """One gallery for each attack that has images."""
+    held = [entry for entry in verdicts if entry["images"]]
+    pair_pixels = 2 * run.spec.data.image_size**2
+    fair = PIXEL_BUDGET // (pair_pixels * max(1, len(held)))
+    most = min(MOST_SHOWN, max(LEAST_SHOWN, fair))
+    found = []
+    for entry in held:
+        name = entry["attack"]
+        own = scores[scores["attack"] == name]
+        rows = spread(own, min(most, BASELINE_SHOWN) if name == BASELINE else most)
+        found.append(Gallery(name, entry["verdict"], load_pairs(run, jobs, scores, rows), len(own)))
+    return found
+
+
+def spread(own: pd.DataFrame, most: int) -> pd.DataFrame:
+    """At most so many rows, evenly from the closest reconstruction to the farthest."""
+    ranked = own.sort_values("psnr", ascending=False, kind="stable")
+    if len(ranked) <= most:
+        return ranked
+    return ranked.iloc[np.linspace(0, len(ranked) - 1, most).round().astype(int)]
+
+
+def load_pairs(run: Run, jobs: list[Job], scores: pd.DataFrame, rows: pd.DataFrame) -> list[Pair]:
+    """The pictures of these rows, in their order; each job is opened once."""
+    by_key = {(job.label, job.round, job.client, job.trial): job for job in jobs}
+    keys = ["attack", "round", "client", "trial"]
+    several = bool((scores["trial"] > 0).any())
+    pairs: dict[int, Pair] = {}
+    for key, group in rows.groupby(keys):
+        job = by_key.get(tuple(key))  # type: ignore[arg-type]
+        pictures = load_pictures(run, job) if job else None
+        if pictures is None:
+            continue
+        for index, row in zip(group.index, group.to_dict("records"), strict=True):
+            image = int(row["image"])
+            own = {**{str(k): v for k, v in row.items()}, "in_batch": len(pictures.truth)}
+            pairs[int(index)] = Pair(own, pictures.truth[image], pictures.guess[image], several)
+    return [pairs[int(index)] for index in rows.index if int(index) in pairs]
+
+
+def closest(run: Run, jobs: list[Job], scores: pd.DataFrame, attack: str | None) -> Pair | None:
+    """The best reconstruction of this attack."""
+    own = scores[scores["attack"] == attack]
+    pairs = load_pairs(run, jobs, scores, spread(own, 1)) if len(own) else []
+    return pairs[0] if pairs else None
+
+
+def to_image(picture: Tensor) -> Image.Image:
+    """``picture`` (3, H, W) in [0, 1]."""
+    values = (picture.clamp(0, 1) * 255).round().byte()
+    return Image.fromarray(values.permute(1, 2, 0).contiguous().numpy())
+
+
+def data_uri(picture: Tensor | Image.Image) -> str:
+    """A PNG at its own size."""
+    image = to_image(picture) if isinstance(picture, Tensor) else picture
+    return "data:image/png;base64," + base64.b64encode(_png(image)).decode()
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def icon(verdict: str) -> str:
+    """A favicon in the verdict's colour; without one, browsers go and ask for it."""
+    image = Image.new("RGBA", (64, 64), (0, 0, 0, 0))
+    ImageDraw.Draw(image).ellipse((6, 6, 57, 57), fill=COLOURS[verdict])
+    return data_uri(image.resize((32, 32), Image.Resampling.LANCZOS))
+
+
+# The contact sheet, in pixels.
+COLUMNS, BANDS, SIDE, GAP, MARGIN, LINE = 8, 2, 128, 8, 24, 22
+
+
+def write_grid(run: Run, jobs: list[Job], scores: pd.DataFrame, finding: Finding) -> None:
+    """``grid.png``: originals over reconstructions of the strongest attack."""
+    path = run.root / "grid.png"
+    own = scores[scores["attack"] == finding.attack]
+    pairs = load_pairs(run, jobs, scores, spread(own, COLUMNS * BANDS))
+    if not pairs:
+        path.unlink(missing_ok=True)
+        return
+    subtitle = f"{finding.attack}, {len(pairs)} of {count(len(own), 'image')}"
+    sheet = contact_sheet(pairs, subtitle, finding.verdict)
+    write_atomically(path, _png(sheet))
+
+
+def contact_sheet(pairs: list[Pair], subtitle: str, verdict: str) -> Image.Image:
+    """Bands of originals over reconstructions, with the PSNR under each."""
+    columns = min(COLUMNS, len(pairs))
+    bands = [pairs[start : start + columns] for start in range(0, len(pairs), columns)]
+    left = MARGIN + 26
+    head = MARGIN + LINE + 14
+    band_height = 2 * SIDE + GAP + LINE + 14
+    width = max(left + columns * (SIDE + GAP) - GAP + MARGIN, 440)
+    sheet = Image.new("RGB", (width, head + len(bands) * band_height + MARGIN - 14), "#ffffff")
+    draw = ImageDraw.Draw(sheet)
+    strong, plain = _font(15, bold=True), _font(13)
+    draw.text((MARGIN, MARGIN), verdict, font=strong, fill=COLOURS[verdict])
+    beside = MARGIN + draw.textlength(verdict, font=strong) + 12
+    draw.text((beside, MARGIN + 2), subtitle, font=plain, fill="#3c444d")
+    for number_, band in enumerate(bands):
+        top = head + number_ * band_height
+        for word, y in (("original", top), ("reconstruction", top + SIDE + GAP)):
+            _sideways(sheet, word, MARGIN, y)
+        for column, pair in enumerate(band):
+            x = left + column * (SIDE + GAP)
+            sheet.paste(_fit(pair.truth), (x, top))
+            sheet.paste(_fit(pair.guess), (x, top + SIDE + GAP))
+            words = decibel(pair.row["psnr"])
+            offset = (SIDE - draw.textlength(words, font=plain)) / 2
+            draw.text((x + offset, top + 2 * SIDE + GAP + 5), words, font=plain, fill="#3c444d")
+    return sheet
+
+
+def _fit(picture: Tensor) -> Image.Image:
+    image = to_image(picture)
+    small = min(image.size) < PIXELATED_BELOW
+    way = Image.Resampling.NEAREST if small else Image.Resampling.LANCZOS
+    return image.resize((SIDE, SIDE), way)
+
+
+def _sideways(sheet: Image.Image, word: str, x: int, y: int) -> None:
+    strip = Image.new("RGB", (SIDE, 18), "#ffffff")
+    draw, font = ImageDraw.Draw(strip), _font(13)
+    draw.text(((SIDE - draw.textlength(word, font=font)) / 2, 0), word, font=font, fill="#6a727b")
+    sheet.paste(strip.rotate(90, expand=True), (x, y))
+
+
+def _font(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
+    """The font in matplotlib's wheel: there is one on every machine."""
+    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/{name}", size)

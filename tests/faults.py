@@ -1,0 +1,116 @@
+"""Attacks and defenses that misbehave, for tests; named in specs by their import path."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core.attack import Progress, Reconstruction
+from fedsim.core.defense import Defense
+from fedsim.core.errors import AttackError
+from fedsim.core.knowledge import View
+from fedsim.core.learning import Update
+
+
+def _grey(view: View) -> Reconstruction:
+    side = view.image_size
+    return Reconstruction(torch.full((view.batch_size, 3, side, side), 0.5))
+
+
+@dataclass(frozen=True)
+class KillsItsWorker:
+    """Dies by signal once, as a worker does that the system kills; the second try works."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"image_size", "batch_size"})
+    marker: str
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        if not Path(self.marker).exists():
+            Path(self.marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return _grey(view)
+
+
+@dataclass(frozen=True)
+class Crashes:
+    """A bug in an attack."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"image_size", "batch_size"})
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        raise ZeroDivisionError("a bug in the attack")
+
+
+@dataclass(frozen=True)
+class Declines:
+    """An attack that says it does not apply."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"image_size", "batch_size"})
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        raise AttackError("this attack does not apply here.")
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Reads a field it never said it needs."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"image_size", "batch_size"})
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        view.oracle_labels  # noqa: B018
+        return _grey(view)
+
+
+@dataclass(frozen=True)
+class Burglar:
+    """Goes for the vault itself."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"image_size", "batch_size"})
+    vault: str
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        from fedsim.core.vault import Vault
+
+        truth = Vault(Path(self.vault)).read(1, 0)
+        return Reconstruction(truth.images)
+
+
+@dataclass(frozen=True)
+class OnLabel(Defense):
+    """Misbehaves on batches that hold ``label``: raises, or uploads numbers that are not finite."""
+
+    label: int
+    how: str = "raise"
+
+    def protect_batch(
+        self, images: Tensor, labels: Tensor, model: nn.Module, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        hit = bool((labels == self.label).any())
+        if hit and self.how == "raise":
+            raise RuntimeError("this client is broken")
+        object.__setattr__(self, "_hit", hit)
+        return images, labels
+
+    def protect_update(self, update: Update, rng: torch.Generator) -> Update:
+        if not getattr(self, "_hit", False):
+            return update
+        return replace(
+            update, tensors={n: torch.full_like(t, float("nan")) for n, t in update.tensors.items()}
+        )

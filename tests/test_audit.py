@@ -1,0 +1,275 @@
+"""The audit, end to end in one process: contract, honesty, resumption, bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import fedsim
+from fedsim.audit import audit, federate, labelled_attacks, prepare, victims
+from fedsim.core.errors import DataError, ModelError, NotGranted, RunError, SpecError
+from fedsim.core.observation import list_observations
+from fedsim.core.store import Run
+from fedsim.core.vault import Vault
+from fedsim.scoring import COLUMNS
+from fedsim.server import cohort
+from tests.conftest import small_spec
+
+
+def numbers(run: Run) -> pd.DataFrame:
+    return run.scores.drop(columns=["seconds"])
+
+
+def test_an_audit_writes_what_the_contract_says(small_run: Run) -> None:
+    assert list(small_run.scores.columns) == COLUMNS
+    assert pd.read_parquet(small_run.root / "scores.parquet").shape == small_run.scores.shape
+    for name in ("summary.json", "report.html", "rounds.csv", "spec.yaml"):
+        assert (small_run.root / name).is_file()
+    verdicts = {v["attack"]: v for v in small_run.summary["verdicts"]}
+    assert verdicts["patch_solve"]["verdict"] == "LEAKS"
+    assert verdicts["prior_only"]["verdict"] == "BASELINE"
+    assert verdicts["patch_solve"]["canary"]["ok"]
+    assert "update" in verdicts["patch_solve"]["ledger"]
+    assert "update" not in verdicts["prior_only"]["ledger"]
+
+
+def test_the_photos_are_recovered_and_a_guess_recovers_nothing(small_run: Run) -> None:
+    scores = small_run.scores
+    solved, guessed = (scores[scores["attack"] == a] for a in ("patch_solve", "prior_only"))
+    assert (solved["psnr"] >= 60).all()
+    assert guessed["psnr"].mean() < 20
+    assert (solved["label_true"] == solved["label_recovered"]).all()
+
+
+def test_metrics_that_cannot_be_had_are_empty_with_a_reason(small_run: Run) -> None:
+    if small_run.summary["unavailable"]["lpips"]:
+        assert small_run.scores["lpips"].isna().all()
+
+
+def test_the_same_seed_gives_the_same_numbers(small_run: Run, tmp_path: Path) -> None:
+    again = audit(small_spec(), tmp_path / "again")
+    pd.testing.assert_frame_equal(numbers(again), numbers(small_run))
+    other = audit(small_spec("seed=2"), tmp_path / "other")
+    assert not numbers(other).equals(numbers(small_run))
+
+
+def test_resuming_does_only_what_is_missing(small_run: Run, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(small_run.root, tmp_path / "run"))
+    results = sorted(run.reconstructions.rglob("*.safetensors"))
+    kept = {path: path.stat().st_mtime_ns for path in results[1:]}
+    results[0].unlink()
+    for name in ("scores.csv", "summary.json", "report.html"):
+        (run.root / name).unlink()
+    audit(run.spec, run.root)
+    assert results[0].is_file()
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    pd.testing.assert_frame_equal(numbers(run), numbers(small_run))
+
+
+def test_rounds_go_on_after_the_last_whole_one(tmp_path: Path) -> None:
+    whole = federate(small_spec("train.rounds=3"), tmp_path / "whole")
+
+    class StopError(Exception):
+        pass
+
+    from fedsim.watch import Silent
+
+    class StopAfterOne(Silent):
+        def round_done(self, row: dict) -> None:
+            raise StopError
+
+    with pytest.raises(StopError):
+        federate(small_spec("train.rounds=3"), tmp_path / "cut", watch=StopAfterOne())
+    cut = Run.open(tmp_path / "cut")
+    assert len(cut.rounds) == 1
+    federate(cut.spec, cut.root)
+    columns = ["round", "train_loss", "bytes"]
+    pd.testing.assert_frame_equal(cut.rounds[columns], whole.rounds[columns])
+    for path in list_observations(whole.observations):
+        twin = cut.observations / path.relative_to(whole.observations)
+        assert path.with_suffix(".safetensors").read_bytes() == (
+            twin.with_suffix(".safetensors").read_bytes()
+        )
+
+
+def test_a_directory_of_another_spec_is_refused(small_run: Run, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="another spec"):
+        audit(small_spec("seed=5"), small_run.root)
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(RunError, match="not empty"):
+        audit(small_spec(), tmp_path)
+
+
+def test_victims_are_chosen_before_any_result_and_spread_over_the_rounds() -> None:
+    spec = small_spec("train.rounds=3", "audit.victims=3")
+    chosen = victims(spec)
+    assert [round_ for round_, _ in chosen] == [1, 2, 3]
+    assert all(client in cohort(spec, round_) for round_, client in chosen)
+    assert len(victims(small_spec())) == 4
+
+
+def test_an_attack_listed_twice_gets_two_names() -> None:
+    spec = small_spec("attacks=[{name: patch_solve}, {name: patch_solve, ridge: 0.1}]")
+    labels = [label for label, _ in labelled_attacks(spec)]
+    assert labels == ["patch_solve", "patch_solve-2", "prior_only"]
+
+
+def test_trials_differ_by_the_attackers_coin_only(tmp_path: Path) -> None:
+    attack = "attacks=[{name: inverting_gradients, steps: 2}]"
+    spec = small_spec(attack, "audit.trials=2", "audit.victims=1")
+    scores = audit(spec, tmp_path / "run").scores
+    own = scores[scores["attack"] == "inverting_gradients"]
+    assert sorted(own["trial"]) == [0, 1]
+    assert own["psnr"].nunique() == 2
+
+
+def test_noise_that_is_declared_passes_the_canary_and_lowers_the_score(tmp_path: Path) -> None:
+    spec = small_spec("defenses=[{name: gaussian_noise, std: 0.1, relative: true}]")
+    run = audit(spec, tmp_path / "run")
+    verdict = run.summary["verdicts"][0]
+    assert verdict["canary"]["ok"]
+    assert verdict["metrics"]["psnr"]["worst_case"] < 25
+    truth = Vault(run.vault).read(1, cohort(spec, 1)[0])
+    assert [entry["defense"] for entry in truth.trail] == ["GaussianNoise"]
+
+
+def test_a_frozen_position_embedding_makes_patch_solve_decline(tmp_path: Path) -> None:
+    run = audit(small_spec("defenses=[{name: frozen_pe}]"), tmp_path / "run")
+    verdict = run.summary["verdicts"][0]
+    assert verdict["verdict"] == "NO RESULT"
+    assert "pos_embed" in verdict["words"]
+    assert {job["kind"] for job in run.summary["failed_jobs"]} == {"declined"}
+    truth = Vault(run.vault).read(1, cohort(run.spec, 1)[0])
+    assert [(e["defense"], e["stage"]) for e in truth.trail] == [("FrozenPE", "model")]
+
+
+def test_several_local_steps_replay_through_the_canary(tmp_path: Path) -> None:
+    spec = small_spec(
+        "train={rounds: 1, upload: delta, local_steps: 3, momentum: 0.9, clip: 1.0, "
+        "weight_decay: 0.01, evaluate: false, lr: 0.01}"
+    )
+    run = audit(spec, tmp_path / "run")
+    assert run.summary["verdicts"][0]["canary"]["ok"]
+    assert len(run.scores[run.scores["attack"] == "prior_only"]) == 4 * 3
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"protocol": {"lr": 0.1}},
+        {"protocol": {"mean": [0.4, 0.5, 0.6]}},
+        {"defenses": [{"name": "gaussian_noise", "std": 0.01}]},
+    ],
+)
+def test_the_canary_calls_a_misdeclared_protocol_misspecified(tmp_path: Path, lie: dict) -> None:
+    spec = small_spec("train={rounds: 1, upload: delta, clients_per_round: 2, evaluate: false}")
+    run = federate(spec, tmp_path / "run")
+    for path in list_observations(run.observations):
+        about = json.loads(path.read_text())
+        for key, value in lie.items():
+            about[key] = {**about[key], **value} if isinstance(value, dict) else value
+        path.write_text(json.dumps(about))
+    audit(spec, run.root)
+    assert run.summary["verdicts"][0]["verdict"] == "MIS-SPECIFIED"
+    assert not run.summary["verdicts"][0]["canary"]["ok"]
+
+
+def test_dropout_that_the_attacker_cannot_replay_is_misspecified(tmp_path: Path) -> None:
+    run = audit(small_spec("model.options.proj_drop_rate=0.5"), tmp_path / "run")
+    assert run.summary["verdicts"][0]["verdict"] == "MIS-SPECIFIED"
+
+
+def test_oracle_labels_are_knowledge_that_the_summary_declares(tmp_path: Path) -> None:
+    spec = small_spec(
+        "threat.oracle_labels=true",
+        "attacks=[{name: inverting_gradients, steps: 2}]",
+        "audit.victims=1",
+    )
+    run = audit(spec, tmp_path / "run")
+    assert run.summary["oracle_labels"] is True
+    assert "oracle_labels" in run.summary["verdicts"][0]["ledger"]
+
+
+def test_surrogate_data_reaches_the_attacker_through_the_view(tmp_path: Path) -> None:
+    threat = "threat={model: D, surrogate: {name: lfw_subset}}"
+    run = audit(small_spec(threat, "attacks=[{name: prior_only}]"), tmp_path / "run")
+    assert "surrogate" in run.summary["verdicts"][0]["ledger"]
+    with pytest.raises(SpecError, match="clients' own data"):
+        prepare(small_spec("threat={model: D, surrogate: {name: photos}}"))
+    with pytest.raises(SpecError, match="grants no surrogate"):
+        prepare(small_spec("threat={model: C, surrogate: {name: lfw_subset}}"))
+
+
+@pytest.mark.parametrize(
+    ("attack", "expected"),
+    [
+        ("Greedy", "oracle_labels"),
+        ("Declines", "does not apply"),
+        ("Crashes", "ZeroDivisionError"),
+    ],
+)
+def test_a_bad_attack_fails_with_its_reason_while_the_others_go_on(
+    tmp_path: Path, attack: str, expected: str
+) -> None:
+    bad = f"attacks=[{{name: 'tests.faults:{attack}'}}, {{name: patch_solve}}]"
+    run = audit(small_spec(bad, "audit.victims=1"), tmp_path / "run")
+    first, second, _ = run.summary["verdicts"]
+    assert first["verdict"] == "NO RESULT"
+    assert expected in first["words"]
+    assert second["verdict"] == "LEAKS"
+
+
+def test_an_attack_that_goes_for_the_vault_gets_nothing(tmp_path: Path) -> None:
+    vault = tmp_path / "run" / "vault"
+    burglar = f"attacks=[{{name: 'tests.faults:Burglar', vault: '{vault}'}}]"
+    run = audit(small_spec(burglar), tmp_path / "run")
+    assert "tried to open the vault" in run.summary["verdicts"][0]["words"]
+
+
+def test_a_damaged_observation_costs_its_own_jobs_only(small_run: Run, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(small_run.root, tmp_path / "run"))
+    shutil.rmtree(run.reconstructions)
+    (run.root / "canaries.json").unlink()
+    damaged = list_observations(run.observations)[0].with_suffix(".safetensors")
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    audit(run.spec, run.root)
+    assert len(run.summary["failed_jobs"]) == 2
+    assert all("checksum" in job["reason"] for job in run.summary["failed_jobs"])
+    assert len(run.scores) == 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "expected"),
+    [
+        (["attacks=[{name: patch_slove}]"], SpecError, "did you mean 'patch_solve'"),
+        (["defenses=[{name: gausian_noise}]"], SpecError, "did you mean 'gaussian_noise'"),
+        (["threat=A"], NotGranted, "threat B does"),
+        (["data.name=imagefolder", "data.path=/no/such/tree"], DataError, "/no/such/tree"),
+        (["data.name=imagefolder"], DataError, r"data\.path"),
+        (["data.name=photo"], DataError, "did you mean 'photos'"),
+        (["data.clients=9999", "train.clients_per_round=1"], DataError, "9999"),
+        (["train.batch_size=500"], DataError, "batch_size"),
+        (["model.name=vit_tny_patch16_224"], ModelError, "did you mean"),
+        (["engine.device=tpu9"], SpecError, "tpu9"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_any_round_runs(
+    tmp_path: Path, overrides: list[str], error: type[Exception], expected: str
+) -> None:
+    with pytest.raises(error, match=expected) as caught:
+        audit(small_spec(*overrides), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_python_api_is_the_command_line_without_a_shell(tmp_path: Path) -> None:
+    spec = small_spec("audit.victims=1")
+    run = fedsim.audit(spec, "seed=3", output=tmp_path / "run", threat="B")
+    assert run.spec.seed == 3
+    assert set(run.scores["threat"]) == {"B"}
+    assert torch.is_tensor(Vault(run.vault).read(*victims(run.spec)[0]).images)

@@ -1,0 +1,117 @@
+"""Learning: one function for clients and attackers, pure, and equal to plain torch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fedsim.core.errors import FedsimError
+from fedsim.core.learning import Protocol, batchnorm_buffers, digest, local_update
+from fedsim.core.models import build_model
+from fedsim.core.spec import ModelSpec
+
+COIN = torch.Generator().manual_seed(0)
+IMAGES, LABELS = torch.rand(4, 3, 32, 32, generator=COIN), torch.tensor([0, 1, 2, 3])
+BATCHES = [(IMAGES[:2], LABELS[:2]), (IMAGES[2:], LABELS[2:])]
+
+
+@pytest.fixture
+def vit():
+    spec = ModelSpec(options={"patch_size": 8, "depth": 2, "embed_dim": 96})
+    return build_model(spec, image_size=32, num_classes=5, seed=0)
+
+
+@pytest.fixture
+def resnet():
+    return build_model(ModelSpec(name="resnet10t"), image_size=32, num_classes=5, seed=0)
+
+
+def test_a_gradient_upload_is_the_gradient(vit) -> None:
+    update = local_update(vit, BATCHES[:1], Protocol(mean=(0, 0, 0), std=(1, 1, 1)))
+    F.cross_entropy(vit(IMAGES[:2]), LABELS[:2]).backward()
+    for name, parameter in vit.named_parameters():
+        torch.testing.assert_close(update.tensors[name], parameter.grad)
+    assert update.num_examples == 2
+
+
+@pytest.mark.parametrize(
+    ("protocol", "optimizer"),
+    [
+        (
+            Protocol(upload="delta", lr=0.1, momentum=0.9, weight_decay=0.01),
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+        ),
+        (
+            Protocol(upload="delta", optimizer="adamw", lr=1e-3, weight_decay=0.1),
+            lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
+        ),
+    ],
+)
+def test_a_delta_is_what_plain_torch_training_moves(vit, protocol, optimizer) -> None:
+    update = local_update(vit, BATCHES, protocol)
+    plain = copy.deepcopy(vit)
+    steps = optimizer(plain.parameters())
+    for images, labels in BATCHES:
+        steps.zero_grad()
+        F.cross_entropy(plain((images - 0.5) / 0.5), labels).backward()
+        steps.step()
+    before = dict(vit.named_parameters())
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(update.tensors[name], parameter - before[name])
+
+
+def test_clipping_bounds_the_norm_of_the_gradient(vit) -> None:
+    update = local_update(vit, BATCHES[:1], Protocol(clip=0.01))
+    norm = torch.cat([t.flatten() for t in update.tensors.values()]).norm()
+    assert float(norm) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_it_is_pure(resnet) -> None:
+    before = digest(resnet.state_dict())
+    first = local_update(resnet, BATCHES, Protocol(upload="delta"))
+    second = local_update(resnet, BATCHES, Protocol(upload="delta"))
+    assert digest(resnet.state_dict()) == before
+    assert digest(first.tensors) == digest(second.tensors)
+
+
+def test_dropout_is_drawn_from_the_seed() -> None:
+    spec = ModelSpec(options={"patch_size": 8, "depth": 2, "embed_dim": 96, "proj_drop_rate": 0.5})
+    model = build_model(spec, image_size=32, num_classes=5, seed=0)
+    one, same, other = (local_update(model, BATCHES[:1], Protocol(), seed=s) for s in (1, 1, 2))
+    assert digest(one.tensors) == digest(same.tensors) != digest(other.tensors)
+
+
+def test_batchnorm_statistics_travel_only_where_they_are_shared(resnet) -> None:
+    shared = local_update(resnet, BATCHES[:1], Protocol(batchnorm="shared"))
+    local = local_update(resnet, BATCHES[:1], Protocol(batchnorm="local"))
+    assert shared.buffers.keys() == batchnorm_buffers(resnet).keys()
+    assert local.buffers == {}
+
+
+def test_eval_mode_uses_and_keeps_the_running_statistics(resnet) -> None:
+    update = local_update(resnet, BATCHES[:1], Protocol(mode="eval"))
+    for name, value in batchnorm_buffers(resnet).items():
+        assert torch.equal(update.buffers[name], value)
+
+
+def test_frozen_parameters_are_not_uploaded(vit) -> None:
+    vit.pos_embed.requires_grad_(False)
+    for upload in ("gradient", "delta"):
+        assert "pos_embed" not in local_update(vit, BATCHES[:1], Protocol(upload=upload)).tensors
+
+
+def test_several_batches_make_no_gradient_upload(vit) -> None:
+    with pytest.raises(FedsimError, match="one batch"):
+        local_update(vit, BATCHES, Protocol())
+    with pytest.raises(FedsimError, match="no batch"):
+        local_update(vit, [], Protocol())
+
+
+def test_an_update_with_a_nan_is_not_finite(vit) -> None:
+    update = local_update(vit, BATCHES[:1], Protocol())
+    assert update.is_finite()
+    update.tensors["pos_embed"][0, 0, 0] = float("nan")
+    assert not update.is_finite()

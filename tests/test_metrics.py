@@ -1,0 +1,69 @@
+"""Metrics: each equals its formula on a case small enough to check by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedsim.core import metrics
+
+COIN = torch.Generator().manual_seed(0)
+A = torch.rand(3, 3, 16, 16, generator=COIN)
+
+
+def test_psnr_is_minus_ten_log_mse() -> None:
+    other = (A + 0.1).clamp(max=2)
+    assert metrics.mse(A, other).tolist() == pytest.approx([0.01] * 3, rel=1e-4)
+    assert metrics.psnr(A, other).tolist() == pytest.approx([20.0] * 3, rel=1e-4)
+
+
+def test_an_exact_copy_is_160_db_not_infinite() -> None:
+    assert metrics.psnr(A, A).tolist() == [160.0] * 3
+
+
+def test_batch_order_is_matched() -> None:
+    order = [2, 0, 1]
+    assert metrics.match_order(A, A[order]) == [1, 2, 0]
+    assert torch.equal(A[order][metrics.match_order(A, A[order])], A)
+
+
+def test_an_image_nobody_claims_has_no_partner() -> None:
+    assert sorted(metrics.match_order(A, A[:2])) == [-1, 0, 1]
+
+
+def test_a_shifted_copy_is_registered() -> None:
+    shifted = A.roll((3, -2), dims=(2, 3))
+    assert (metrics.psnr(A, shifted) < 20).all()
+    assert metrics.psnr_registered(A, shifted).tolist() == [160.0] * 3
+    assert (metrics.psnr_registered(A, 1 - A) >= metrics.psnr(A, 1 - A)).all()
+
+
+def test_ssim_is_one_for_equal_pictures_and_less_for_others() -> None:
+    assert metrics.ssim(A, A).tolist() == pytest.approx([1.0] * 3)
+    assert (metrics.ssim(A, A.roll(1, 0)) < 0.5).all()
+
+
+def test_ssim_also_works_on_tiny_pictures() -> None:
+    assert metrics.ssim(A[..., :8, :8], A[..., :8, :8]).tolist() == pytest.approx([1.0] * 3)
+
+
+def test_fft2d_is_the_cosine_distance_of_magnitudes() -> None:
+    first, second = torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2)
+    first[0, 0, 0, 0] = 1.0  # |F| = 1 everywhere
+    second[:] = 1.0  # |F| = 4 at zero frequency, 0 elsewhere
+    expected = 1 - 4 / (math.sqrt(4) * 4)
+    assert float(metrics.fft2d(first, second)) == pytest.approx(expected)
+
+
+def test_fft2d_does_not_see_a_shift() -> None:
+    assert float(metrics.fft2d(A, A.roll(5, dims=3)).max()) == pytest.approx(0, abs=1e-6)
+
+
+def test_lpips_is_empty_with_a_reason_where_its_weights_are_not_to_be_had(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    assert metrics.lpips(A, A) is None
+    assert "alexnet" in str(metrics.lpips_unavailable())

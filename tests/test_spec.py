@@ -1,0 +1,84 @@
+"""The spec: defaults that work, overrides that reach, errors that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedsim.core.errors import SpecError
+from fedsim.core.spec import Spec, load_spec
+
+
+def test_the_defaults_are_a_valid_spec() -> None:
+    assert load_spec({}) == Spec()
+
+
+def test_a_letter_is_a_threat_model() -> None:
+    assert load_spec({"threat": "B"}).threat.model == "B"
+    assert load_spec({"threat": "B"}, ["threat.oracle_labels=true"]).threat.oracle_labels
+
+
+def test_overrides_are_yaml_and_reach_into_sections() -> None:
+    spec = load_spec(
+        {"train": {"rounds": 2}},
+        ["train.rounds=5", "attacks=[{name: patch_solve, ridge: 0.1}]", "model.options={}"],
+    )
+    assert spec.train.rounds == 5
+    assert spec.attacks[0].params == {"ridge": 0.1}
+
+
+def test_a_saved_spec_loads_as_the_same_spec(tmp_path: Path) -> None:
+    spec = load_spec({}, ["train.rounds=3", "defenses=[{name: gaussian_noise, std: 0.1}]"])
+    file = tmp_path / "spec.yaml"
+    file.write_text(spec.to_yaml())
+    assert load_spec(file) == spec
+    assert load_spec(file).digest() == spec.digest()
+
+
+def test_where_it_runs_is_not_what_it_is() -> None:
+    assert load_spec({}).digest() == load_spec({}, ["engine.kind=inline", "name=other"]).digest()
+    assert load_spec({}).digest() != load_spec({}, ["seed=1"]).digest()
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.round=3", "did you mean 'rounds'"),
+        ("data.partition.alhpa=1", "did you mean 'alpha'"),
+        ("data.partition.kind=dirichle", "'dirichlet'"),
+        ("train.rounds=many", "train.rounds"),
+        ("threat=Z", "'A', 'B', 'C'"),
+        ("train.local_steps=3", "use upload: delta"),
+        ("train.clients_per_round=99", "data.clients is 8"),
+        ("audit.rounds=[4]", "train.rounds is 1"),
+        ("attacks=[{}]", "name"),
+        ("train", "write key.sub=value"),
+        ("train.rounds.deep=1", "not a section"),
+        ("data.path=[", "not valid YAML"),
+    ],
+)
+def test_a_wrong_override_is_one_sentence_that_says_what_is_right(
+    override: str, expected: str
+) -> None:
+    source = {"train": {"rounds": 1}}
+    with pytest.raises(SpecError, match=r"\w") as caught:
+        load_spec(source, [override])
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    for text, expected in [
+        ("trian: {}", "did you mean 'train'"),
+        ("- 1", "a mapping"),
+        ("a: [", "line"),
+    ]:
+        file.write_text(text)
+        with pytest.raises(SpecError) as caught:
+            load_spec(file)
+        assert "mine.yaml" in str(caught.value)
+        assert expected in str(caught.value)
+    with pytest.raises(SpecError, match="no spec file"):
+        load_spec(tmp_path / "absent.yaml")
