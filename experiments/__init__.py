@@ -1,0 +1,1 @@
+"""Specs by task, and benchmarks of the testbed itself under ``perf/``."""

@@ -6,9 +6,19 @@ run.scores  # a DataFrame, one row a reconstructed image
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+# Flower and Ray read these when they are first imported, which is after this: a testbed calls
+# nobody, and leaves no home directory behind.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+os.environ.setdefault("FLWR_HOME", os.path.join(tempfile.gettempdir(), f"flwr-{os.getuid()}"))
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 from fedsim.core.errors import FedsimError
 from fedsim.core.spec import Spec, load_spec
@@ -26,7 +36,7 @@ def audit(
     ``spec`` is a YAML file, a mapping or a Spec; ``overrides`` are ``"key.sub=value"`` as on the
     command line, and keywords replace whole sections (``threat="B"``).
     """
-    from fedsim.audit import audit as conduct
+    from fedsim.auditing import audit as conduct
 
     checked = _spec(spec, overrides, sections)
     return conduct(checked, output or default_output(checked))
@@ -39,7 +49,7 @@ def run(
     **sections: Any,
 ) -> Run:
     """The federated rounds and what the server saw of them, without attacks."""
-    from fedsim.audit import federate
+    from fedsim.auditing import federate
 
     checked = _spec(spec, overrides, sections)
     return federate(checked, output or default_output(checked))

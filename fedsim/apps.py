@@ -12,7 +12,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from clients.app import ClientSide, make_client_app
-from fedsim.audit import prepare
+from fedsim.auditing import prepare
 from fedsim.core.spec import Spec, load_spec
 from fedsim.core.store import Run
 from fedsim.server import AdversarialStrategy, create_strategy

@@ -49,7 +49,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Rounds, attacks, scores, verdict, report."""
-    from fedsim.audit import audit as conduct
+    from fedsim.auditing import audit as conduct
 
     checked, root = _target(spec, overrides, output, resume)
     with _resumable(root):
@@ -73,7 +73,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Federated rounds only: rounds.csv and the observations."""
-    from fedsim.audit import federate
+    from fedsim.auditing import federate
 
     checked, root = _target(spec, overrides, output, resume)
     with _resumable(root):
@@ -139,7 +139,7 @@ def attack(
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
     """Score again and rewrite the report from what the run holds."""
-    from fedsim.audit import conclude
+    from fedsim.auditing import conclude
 
     run = Run.open(directory)
     conclude(run, watch=_watch(False))

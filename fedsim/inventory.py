@@ -12,7 +12,7 @@ import torch
 from attacks import ATTACKS
 from clients.datasets import dataset_names
 from defenses import DEFENSES
-from fedsim.audit import versions
+from fedsim.auditing import versions
 from fedsim.core.knowledge import THREATS
 from fedsim.core.metrics import lpips_unavailable
 from fedsim.core.registry import resolve

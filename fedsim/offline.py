@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from fedsim.audit import check_needs
+from fedsim.auditing import check_needs
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import FedsimError, ObservationError
 from fedsim.core.metrics import psnr

@@ -6,12 +6,10 @@ strategy then aggregates them from there, untouched, so memory does not grow wit
 
 from __future__ import annotations
 
-import io
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import flwr.serverapp.strategy as flower_strategies
 import numpy as np
 import pandas as pd
 from flwr.app import (
-    Array,
     ArrayRecord,
     ConfigRecord,
     Message,
@@ -30,7 +27,6 @@ from flwr.app import (
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsim.core.errors import RunError, SpecError, did_you_mean
@@ -43,6 +39,8 @@ from fedsim.core.observation import (
 )
 from fedsim.core.spec import Spec
 from fedsim.core.store import Run, save_tensors
+from fedsim.grids import Cohort, StreamingGrid, identify, reason_of
+from fedsim.spool import as_weights
 
 OnObservation = Callable[[int, int], None]  # round, client
 OnRound = Callable[[dict[str, Any]], None]
@@ -158,7 +156,7 @@ class AdversarialStrategy(Strategy):
             client = self._clients[reply.metadata.src_node_id]
             waiting.discard(client)
             if reply.has_error():
-                reason = _reason(reply.error.reason)
+                reason = reason_of(reply.error.reason)
                 self.run.note(
                     "client_failed",
                     f"client {client} failed: {reason}",
@@ -239,7 +237,7 @@ class AdversarialStrategy(Strategy):
             if reply.has_error():
                 self.run.note(
                     "evaluation_failed",
-                    f"client {client} could not evaluate: {_reason(reply.error.reason)}",
+                    f"client {client} could not evaluate: {reason_of(reply.error.reason)}",
                     round=self._round,
                     client=client,
                 )
@@ -281,159 +279,15 @@ class AdversarialStrategy(Strategy):
 
     def _as_weights(self, reply: Message, update: Update, spooled: Path | None) -> Message:
         """The reply as the wrapped strategy expects it: the client's new weights."""
-        change = _Change(update if spooled is None else spooled, update.kind, self.spec.train.lr)
-        arrays = ArrayRecord()
-        for name, sent in self._sent.items():
-            arrays[name] = _LazyArray(sent, partial(change.applied_to, name, sent))
-        metrics = reply.content["metrics"]
-        reply.content = RecordDict({"arrays": arrays, "metrics": metrics})
+        source = update if spooled is None else spooled
+        arrays = as_weights(self._sent, source, update.kind, self.spec.train.lr)
+        reply.content = RecordDict({"arrays": arrays, "metrics": reply.content["metrics"]})
         return reply
 
     def _typed(self, arrays: ArrayRecord) -> ArrayRecord:
         """Averages of counters are floats again: give every array its own type back."""
         state = arrays.to_torch_state_dict()
         return ArrayRecord({n: t.to(self._sent[n].dtype) for n, t in state.items()})
-
-
-class _Change:
-    """What one update does to the weights, read from disk when asked for.
-
-    Only the last update read stays in memory.
-    """
-
-    _held: tuple[Path, dict[str, Tensor]] | None = None  # shared by all replies
-
-    def __init__(self, source: Update | Path, kind: str, lr: float):
-        self.source, self.kind, self.lr = source, kind, lr
-
-    def applied_to(self, name: str, sent: Tensor) -> Tensor:
-        tensors = self._tensors()
-        if (buffer := tensors.get(f"buffer/{name}")) is not None:
-            return buffer
-        if (change := tensors.get(f"update/{name}")) is None:
-            return sent  # frozen or withheld: stays as it was
-        return sent - self.lr * change if self.kind == "gradient" else sent + change
-
-    def _tensors(self) -> dict[str, Tensor]:
-        if isinstance(self.source, Update):
-            tensors = {f"update/{n}": t for n, t in self.source.tensors.items()}
-            return tensors | {f"buffer/{n}": t for n, t in self.source.buffers.items()}
-        held = _Change._held
-        if held is None or held[0] != self.source:
-            _Change._held = held = (self.source, load_file(self.source))
-        return held[1]
-
-
-class _LazyArray(Array):
-    """A Flower array whose numbers are read when somebody asks for them."""
-
-    def __init__(self, like: Tensor, read: Callable[[], Tensor]):
-        self.dtype = str(like.dtype).removeprefix("torch.")
-        self.shape = tuple(like.shape)
-        self.stype = "numpy.ndarray"
-        self._read = read
-
-    def numpy(self) -> np.ndarray:
-        return self._read().numpy()
-
-    @property
-    def data(self) -> bytes:  # type: ignore[override]
-        buffer = io.BytesIO()
-        np.save(buffer, self.numpy(), allow_pickle=False)
-        return buffer.getvalue()
-
-
-class _GridProxy(Grid):
-    """A grid that hands everything on to another one."""
-
-    def __init__(self, grid: Grid):
-        self.grid = grid
-
-    def set_run(self, run: Any) -> None:
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self.grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self.grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.grid.pull_messages(message_ids)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        return self.grid.send_and_receive(messages, timeout=timeout)
-
-
-class Cohort(_GridProxy):
-    """A grid on which only the clients of this round are to be seen."""
-
-    def __init__(self, grid: Grid, nodes: list[int]):
-        super().__init__(grid)
-        self.nodes = nodes
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.nodes)
-
-
-class StreamingGrid(_GridProxy):
-    """A grid whose replies come one by one, as they arrive, instead of all at the end."""
-
-    def __init__(self, grid: Grid, stop: threading.Event):
-        super().__init__(grid)
-        self.stop = stop
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterator[Message]:
-        waiting = set(self.push_messages(messages))
-        return self._replies(waiting, timeout)
-
-    def _replies(self, waiting: set[str], timeout: float | None) -> Iterator[Message]:
-        end = time.monotonic() + (timeout or float("inf"))
-        while waiting and time.monotonic() < end:
-            if self.stop.is_set():
-                raise RunError("the run was stopped.")
-            arrived = False
-            for reply in self.pull_messages(waiting):
-                arrived = True
-                waiting.discard(reply.metadata.reply_to_message_id)
-                yield reply
-                del reply
-            if waiting and not arrived:
-                time.sleep(0.05)
-
-
-def identify(grid: Grid, clients: int, timeout: float) -> dict[int, int]:
-    """Ask every node which client it is: node ids are random, partition ids are not."""
-    end = time.monotonic() + timeout
-    while len(nodes := list(grid.get_node_ids())) < clients:
-        if time.monotonic() > end:
-            raise RunError(f"only {len(nodes)} of {clients} clients connected in {timeout:.0f} s.")
-        time.sleep(0.05)
-    questions = [
-        Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
-    ]
-    found: dict[int, int] = {}
-    for reply in grid.send_and_receive(questions, timeout=timeout):
-        if reply.has_error():
-            raise RunError(f"a client cannot start: {_reason(reply.error.reason)}")
-        found[reply.metadata.src_node_id] = int(_metrics(reply.content)["partition-id"])  # type: ignore[arg-type]
-    if sorted(found.values()) != list(range(clients)):
-        raise RunError(
-            f"the nodes say they are clients {sorted(found.values())}; expected each of 0 to "
-            f"{clients - 1} once."
-        )
-    return found
 
 
 def read_checkpoint(run: Run) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
@@ -478,9 +332,3 @@ def _metrics(content: RecordDict) -> MetricRecord:
 def _bytes(update: Update) -> int:
     groups = (update.tensors, update.buffers)
     return sum(t.numel() * t.element_size() for group in groups for t in group.values())
-
-
-def _reason(text: str | None) -> str:
-    """The last line of a client's error, without the wrapping of the runtime."""
-    lines = [line.strip(" '\">") for line in str(text).splitlines() if line.strip(" '\">")]
-    return lines[-1] if lines else "no reason given"

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
-import tempfile
 import threading
-import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Both read these when they are first imported.
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-os.environ.setdefault(
-    "FLWR_HOME", os.path.join(tempfile.gettempdir(), f"fedsim-flwr-{os.getuid()}")
-)
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
 import ray
-from flwr.app import Context, Message, RecordDict
-from flwr.app.error import Error
+from flwr.app import Context
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.task_identity import TaskIdentity
 
 from clients.app import ClientSide, make_client_app
 from fedsim.core.errors import RunError
 from fedsim.core.spec import EngineSpec, Spec
 from fedsim.core.store import Run
+from fedsim.grids import InlineGrid
 from fedsim.server import AdversarialStrategy
 
 ServerMain = Callable[[Grid], None]
@@ -99,6 +87,13 @@ def _simulate(spec: Spec, app: ClientApp, main: ServerMain, stop: threading.Even
         raise failures[0]
 
 
+def _knock(address: str, seconds: float = 5) -> None:
+    """Fail at once where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=seconds).close()
+
+
 @contextmanager
 def ray_session(engine: EngineSpec) -> Iterator[None]:
     """Ray with room for attack workers beside Flower's clients."""
@@ -119,6 +114,7 @@ def ray_session(engine: EngineSpec) -> Iterator[None]:
     }
     try:
         if engine.address:
+            _knock(engine.address)
             ray.init(address=engine.address, **options)
         else:
             ray.init(
@@ -141,69 +137,6 @@ def ray_session(engine: EngineSpec) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-class InlineGrid(Grid):
-    """A grid that runs each client in this process, when its reply is asked for.
-
-    For tests and breakpoints. Flower offers no public way to do this: the identity of the task
-    and the message ids, which its runtime sets, are set here under their private names.
-    """
-
-    def __init__(self, app: ClientApp, clients: int):
-        self.app = app
-        self.contexts = {
-            client + 1: Context(
-                run_id=1,
-                node_id=client + 1,
-                node_config={"partition-id": client, "num-partitions": clients},
-                state=RecordDict(),
-                run_config={},
-            )
-            for client in range(clients)
-        }
-        self.waiting: dict[str, Message] = {}
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-
-    def set_run(self, run: Any) -> None:
-        raise RunError("the in-process grid has no other runs.")
-
-    @property
-    def run(self) -> Any:
-        raise RunError("the in-process grid has no run of Flower's.")
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise RunError("make messages with the Message class.")
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.contexts)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        pushed = []
-        for message in messages:
-            name = uuid.uuid4().hex
-            message.metadata.__dict__["_message_id"] = name
-            self.waiting[name] = message
-            pushed.append(name)
-        return pushed
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        for name in list(message_ids):
-            if name in self.waiting:
-                yield self._answer(self.waiting.pop(name))
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        return self.pull_messages(self.push_messages(messages))
-
-    def _answer(self, message: Message) -> Message:
-        context = self.contexts[message.metadata.dst_node_id]
-        try:
-            return self.app(message, context)
-        except Exception as error:  # as a client's error is to the server: a reply
-            reason = f"{type(error).__name__}: {error}"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def quiet_flower() -> None:

@@ -1,13 +1,15 @@
 """Verdicts: what the scores mean, in careful words. The rules stand here and nowhere else.
 
-    MIS-SPECIFIED  the canary failed: the simulator does not reproduce the updates observed
     LEAKS          at least one image at 30 dB or more, and at least 3 dB above the baseline
+    MIS-SPECIFIED  the canary failed: the simulator does not reproduce the updates observed
     PARTIAL        on average above the baseline in PSNR or SSIM, the 95 % interval of the paired
                    difference clear of 1 dB or 0.05
     NOT RECOVERED  otherwise: by this attack, at this budget
     NO RESULT      every job of the attack failed
 
-The baseline is `prior_only`, which never sees the update, on the same image.
+The first that holds counts: a picture that came back has leaked, whatever else is wrong. The
+baseline is `prior_only`, which never sees the update, on the same image; where there is none (an
+eavesdropper knows too little to guess), LEAKS asks for the 30 dB alone.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def _no_result(label: str, ledger: list[str], reasons: list[str]) -> dict[str, A
 def _one(
     own: pd.DataFrame, baseline: pd.DataFrame, label: str, ledger: list[str], seed: int
 ) -> dict[str, Any]:
-    paired = own.merge(baseline, on=KEYS, suffixes=("", "_baseline"))
+    paired = own.merge(baseline, on=KEYS, how="left", suffixes=("", "_baseline"))
     canary = own["canary"].astype(float)
     entry: dict[str, Any] = {
         "attack": label,
@@ -81,17 +83,23 @@ def _one(
 
 
 def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int) -> str:
+    if entry["recovered"]:
+        return "LEAKS"
     if not entry["canary"]["ok"]:
         return "MIS-SPECIFIED"
-    gain = paired["psnr"] - paired["psnr_baseline"]
-    if bool(((paired["psnr"] >= RECOVERED_DB) & (gain >= ABOVE_BASELINE_DB)).any()):
-        return "LEAKS"
     for metric, margin in (("psnr", PARTIAL_DB), ("ssim", PARTIAL_SSIM)):
-        difference = paired.assign(value=paired[metric] - paired[f"{metric}_baseline"])
-        low, _ = bootstrap(difference, "value", seed)
-        if low > margin:
+        paired["gain"] = paired[metric] - paired[f"{metric}_baseline"]
+        compared = paired.dropna(subset=["gain"])
+        if len(compared) and bootstrap(compared, "gain", seed)[0] > margin:
             return "PARTIAL"
     return "NOT RECOVERED"
+
+
+def _recovered(paired: pd.DataFrame) -> int:
+    """How many distinct pictures came back, in any trial, by the rule for LEAKS."""
+    gain = paired["psnr"] - paired["psnr_baseline"]
+    hit = (paired["psnr"] >= RECOVERED_DB) & ((gain >= ABOVE_BASELINE_DB) | gain.isna())
+    return int(paired[hit].groupby(KEYS).ngroups)
 
 
 def _words(entry: dict[str, Any]) -> str:

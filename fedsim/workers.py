@@ -303,7 +303,19 @@ class RayPool(Pool):
             finally:
                 self.jobs.task_done()
 
+    @staticmethod
+    def _await_restart(actor: Any, seconds: float = 120) -> None:
+        """A killed actor is started again by Ray, and refuses calls until it is up."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                ray.get(actor.status.remote(), timeout=seconds)
+                return
+            except ray.exceptions.RayActorError:
+                time.sleep(0.5)
+
     def _remote(self, actor: Any, job: Job) -> Reconstruction:
+        self._await_restart(actor)
         future = actor.perform.remote(job, self.shared, self.labels(job))
         while not ray.wait([future], timeout=0.3)[0]:
             try:

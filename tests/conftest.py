@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.audit import audit
+from fedsim.auditing import audit
 from fedsim.core.spec import Spec, load_spec
 from fedsim.core.store import Run
 

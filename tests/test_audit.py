@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedsim
-from fedsim.audit import audit, federate, labelled_attacks, prepare, victims
+from fedsim.auditing import audit, federate, labelled_attacks, prepare, victims
 from fedsim.core.errors import DataError, ModelError, NotGranted, RunError, SpecError
 from fedsim.core.observation import list_observations
 from fedsim.core.store import Run
@@ -167,7 +167,10 @@ def test_several_local_steps_replay_through_the_canary(tmp_path: Path) -> None:
     ],
 )
 def test_the_canary_calls_a_misdeclared_protocol_misspecified(tmp_path: Path, lie: dict) -> None:
-    spec = small_spec("train={rounds: 1, upload: delta, clients_per_round: 2, evaluate: false}")
+    spec = small_spec(
+        "train={rounds: 1, upload: delta, clients_per_round: 2, evaluate: false}",
+        "attacks=[{name: inverting_gradients, steps: 2}]",
+    )
     run = federate(spec, tmp_path / "run")
     for path in list_observations(run.observations):
         about = json.loads(path.read_text())
@@ -180,7 +183,8 @@ def test_the_canary_calls_a_misdeclared_protocol_misspecified(tmp_path: Path, li
 
 
 def test_dropout_that_the_attacker_cannot_replay_is_misspecified(tmp_path: Path) -> None:
-    run = audit(small_spec("model.options.proj_drop_rate=0.5"), tmp_path / "run")
+    blind = "attacks=[{name: inverting_gradients, steps: 2}]"
+    run = audit(small_spec("model.options.proj_drop_rate=0.5", blind), tmp_path / "run")
     assert run.summary["verdicts"][0]["verdict"] == "MIS-SPECIFIED"
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import ray
 
-from fedsim.audit import audit
+from fedsim.auditing import audit
 from fedsim.core.observation import list_observations
 from fedsim.core.store import Run
 from tests.conftest import small_spec

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsim.audit import conclude, jobs_of, victims
+from fedsim.auditing import conclude, jobs_of, victims
 from fedsim.core.attack import Reconstruction
 from fedsim.core.observation import observation_name
 from fedsim.core.spec import load_spec
@@ -68,14 +68,16 @@ def make_run(
             continue
         truth = vault.read(job.round, job.client)
         guess = truth.images + noise * torch.randn(truth.images.shape, generator=coin)
+        if noise == BLIND:
+            guess = torch.rand(truth.images.shape, generator=coin)
         if job.label == BASELINE:
             guess = torch.full_like(guess, 0.5)
         Reconstruction(
             images=guess.clamp(0, 1),
             labels=None if job.label == BASELINE else truth.labels,
             loss=noise,
-            trace=[(step, 1.0 / (step + 1) + noise) for step in range(0, 50, 5)],
-            notes=[] if noise == EXACT else ["the labels were guessed"],
+            trace=[(s, 1 / (s + 1) + noise) for s in range(50) if job.label != BASELINE],
+            notes=[] if noise == EXACT else [f"{5 + job.client}e-3 of a step away"],
             ledger=["update", "weights"],
             seconds=1.5,
         ).save(job.result)
@@ -161,12 +163,12 @@ def test_an_attack_without_a_result_says_so_and_gives_its_reason(leaking: Run) -
     page = Page(leaking)
     assert "broken gave no result: the update has no <patch> embedding." in page.text
     assert "This says nothing about safety." in page.text
-    assert "broken on round-0002/client-0000, trial 0 (declined)" in page.text
+    assert "broken on round-0002/client-0000, trial 0 and 1 more (declined)" in page.text
 
 
 def test_notes_and_ledger_and_command_are_there(leaking: Run) -> None:
     text = re.sub(r"\s+", " ", Page(leaking).text)
-    assert "the labels were guessed (2 of 2 jobs)" in text
+    assert "5e-3 of a step away (2 of 2 jobs, each with its own numbers)" in text
     assert "exact: update, weights" in text
     assert "fedsim audit spec.yaml -o DIR" in text
     assert leaking.spec.digest() in text
@@ -192,8 +194,14 @@ def test_oracle_labels_are_announced_and_absent_otherwise(tmp_path: Path, leakin
 def test_a_failed_canary_is_announced_and_nothing_is_concluded(tmp_path: Path) -> None:
     page = Page(make_run(tmp_path / "run", {"blurry": BLIND}, canary=0.3))
     assert "The canary failed for 2 of 2 attacked updates." in page.text
-    assert "No conclusion: the attacks were aimed at a protocol" in page.text
+    assert "No conclusion: the attacks did not simulate what the clients did." in page.text
     assert "worst relative error 0.3" in page.text
+
+
+def test_a_picture_that_came_back_is_told_whatever_the_canary_says(tmp_path: Path) -> None:
+    text = Page(make_run(tmp_path / "run", {"exact": EXACT}, canary=0.3)).text
+    assert "The attacker reconstructed all 2 attacked pictures." in text
+    assert "The canary failed for 2 of 2 attacked updates." in text
 
 
 def test_not_recovered_never_reads_as_safe(tmp_path: Path) -> None:
@@ -214,8 +222,8 @@ def test_a_run_whose_jobs_all_failed_still_has_a_report(tmp_path: Path) -> None:
 
 def test_five_hundred_images_are_sampled_from_best_to_worst() -> None:
     rows = pd.DataFrame({"psnr": [float(i) for i in range(500)]})
-    shown = pictures.spread(rows, 24)["psnr"].tolist()
-    assert len(shown) == 24
+    shown = pictures.spread(rows, pictures.MOST_SHOWN)["psnr"].tolist()
+    assert len(shown) == pictures.MOST_SHOWN
     assert (shown[0], shown[-1]) == (499.0, 0.0)
     assert shown == sorted(shown, reverse=True)
     gallery = pictures.Gallery("x", "LEAKS", [], 500)
@@ -252,6 +260,8 @@ def test_plots_survive_gaps() -> None:
     [
         ("number", None, "–"),
         ("number", float("nan"), "–"),
+        ("number", -0.001, "0.00"),
+        ("number", -0.25, "−0.25"),
         ("decibel", 160.0, "160 dB (exact)"),
         ("decibel", 31.26, "31.3 dB"),
         ("percent", 0.0, "0 %"),

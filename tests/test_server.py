@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from clients.app import ClientSide, train_client
-from fedsim.audit import federate, prepare
+from fedsim.auditing import federate, prepare
 from fedsim.core.errors import RunError, SpecError
 from fedsim.core.observation import list_observations, read_observation
 from fedsim.core.store import Run

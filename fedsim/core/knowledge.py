@@ -60,11 +60,11 @@ def _threats() -> dict[str, Threat]:
     g = f | {"surrogate", "priors"}
     h = f | {"client_choice"}
     rows = [
-        ("A", "eavesdropper", a, "Somebody who reads the traffic: the weights and the update."),
-        ("B", "informed", b, "Also knows the architecture and the shape of the input."),
-        ("C", "parameter-aware", c, "The server itself: also knows how the clients train."),
-        ("D", "data-enhanced", d, "Also owns similar data and pretrained networks."),
-        ("E", "statistics-informed", e, "Also gets BatchNorm and label statistics of the batch."),
+        ("A", "eavesdropper", a, "Somebody who reads the traffic: weights and update."),
+        ("B", "informed", b, "Reads the traffic and knows the model and the shape of its input."),
+        ("C", "parameter-aware", c, "The server itself, which knows how its clients train."),
+        ("D", "data-enhanced", d, "A server that owns similar data and pretrained networks."),
+        ("E", "statistics-informed", e, "A server with data and statistics of the batch."),
         ("F", "active", f, "A server that may change the model it sends."),
         ("G", "active with data", g, "An active server that also owns similar data."),
         ("H", "active, choosing", h, "An active server that also chooses the clients."),

@@ -19,7 +19,8 @@ HERE = Path(__file__).parent
 def write_report(run: Run, jobs: list[Job]) -> None:
     """Write ``report.html``, and ``grid.png`` of the strongest attack where there is one."""
     summary, scores, rounds = run.summary, run.scores, content.rounds_of(run)
-    finding = content.strongest(summary, scores)
+    finding = content.strongest(summary)
+    attacks = content.ranked(summary["verdicts"])
     traces, notes = content.traces_and_notes(jobs)
     page = (
         _environment()
@@ -28,9 +29,9 @@ def write_report(run: Run, jobs: list[Job]) -> None:
             spec=run.spec,
             summary=summary,
             finding=finding,
-            attacks=[content.attack_line(entry) for entry in summary["verdicts"]],
+            attacks=attacks,
             hero=pictures.closest(run, jobs, scores, finding.attack),
-            galleries=pictures.galleries(run, jobs, scores, summary["verdicts"]),
+            galleries=pictures.galleries(run, jobs, scores, attacks),
             threat=content.threat_model(run.spec, summary),
             canary=content.canary(summary, scores),
             unavailable=content.unavailable(summary),
@@ -38,7 +39,7 @@ def write_report(run: Run, jobs: list[Job]) -> None:
             notes=notes,
             curves=plots.training(rounds),
             evaluated=rounds["test_accuracy"].notna().any(),
-            strip=plots.strip(scores, [entry["attack"] for entry in summary["verdicts"]]),
+            strip=plots.strip(scores, [attack["attack"] for attack in attacks]),
             traces=[plots.trace(label, lines) for label, lines in traces.items()],
             facts=content.facts(run.spec, summary, scores),
             icon=pictures.icon(finding.verdict),

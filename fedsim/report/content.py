@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -37,63 +38,59 @@ class Finding:
     attack: str | None
 
 
-def strongest(summary: dict[str, Any], scores: pd.DataFrame) -> Finding:
+def strongest(summary: dict[str, Any]) -> Finding:
     """The verdict that comes first; of equals, the attack with the closest picture."""
     entries = [entry for entry in summary["verdicts"] if entry["attack"] != BASELINE]
     if not entries:
         return Finding(
             "NO RESULT",
             "No conclusion: no attack was run.",
-            "The baseline never sees an update, so it says nothing about what an update gives "
-            "away.",
+            "The baseline never sees an update, so it says nothing about what one gives away.",
             None,
         )
     entry = min(entries, key=_strength)
-    verdict, name = entry["verdict"], entry["attack"]
-    if verdict == "NO RESULT":
+    if entry["verdict"] == "NO RESULT":
         return Finding(
-            verdict,
+            "NO RESULT",
             "No conclusion: no attack produced a result.",
-            "Every attack job failed; the reasons are below. This says nothing about whether "
-            "the clients' pictures can be recovered.",
+            "The reasons are below. This says nothing about whether the clients' pictures can be "
+            "recovered.",
             None,
         )
-    closest = decibel(entry["metrics"]["psnr"]["worst_case"])
-    if verdict == "LEAKS":
-        hit, of = recovered_images(scores, name)
-        if hit == of:
-            sentence = (
-                "The attacker reconstructed the attacked picture."
-                if of == 1
-                else f"The attacker reconstructed all {of} attacked pictures."
-            )
-        else:
-            sentence = f"The attacker reconstructed {hit} of {of} attacked pictures."
-        detail = (
-            f"By {name}, with the knowledge of threat model {summary['threat']}: at "
-            f"{RECOVERED_DB:.0f} dB or more, and at least {ABOVE_BASELINE_DB:.0f} dB closer than "
-            f"a guess that never sees an update. The closest one: {closest}."
-        )
-    elif verdict == "PARTIAL":
-        sentence = "The attacker learned more than a guess, but no clear picture came back."
-        detail = (
+    sentence, detail = _told(entry, summary["threat"])
+    return Finding(entry["verdict"], sentence, detail, entry["attack"])
+
+
+def _told(entry: dict[str, Any], threat: str) -> tuple[str, str]:
+    """A finding as a sentence, and what a reader must know beside it."""
+    hit, of = entry["recovered"], entry["pictures"]
+    name, closest = entry["attack"], decibel(entry["metrics"]["psnr"]["worst_case"])
+    extent = f"{hit} of {of}" if hit < of else f"all {of}"
+    pictures = f"{extent} attacked pictures" if of > 1 else "the attacked picture"
+    return {
+        "LEAKS": (
+            f"The attacker reconstructed {pictures}.",
+            f"By {name}, with the knowledge of threat model {threat}: at {RECOVERED_DB:.0f} dB or "
+            f"more, and at least {ABOVE_BASELINE_DB:.0f} dB closer than a guess that never sees "
+            f"an update. The closest one: {closest}.",
+        ),
+        "PARTIAL": (
+            "The attacker learned more than a guess, but no clear picture came back.",
             f"The closest reconstruction, by {name}: {closest}. A stronger attack or a larger "
-            f"budget may do better."
-        )
-    elif verdict == "NOT RECOVERED":
-        sentence = "The attacks in this run did not recover a picture."
-        detail = (
+            f"budget may do better.",
+        ),
+        "NOT RECOVERED": (
+            "The attacks in this run did not recover a picture.",
             f"This is a statement about these attacks at this budget, not about the clients' "
             f"safety: a stronger attack may recover what these did not. The closest "
-            f"reconstruction, by {name}: {closest}."
-        )
-    else:
-        sentence = "No conclusion: the attacks were aimed at a protocol the clients did not follow."
-        detail = (
+            f"reconstruction, by {name}: {closest}.",
+        ),
+        "MIS-SPECIFIED": (
+            "No conclusion: the attacks did not simulate what the clients did.",
             "The clients' true batches, replayed as the attacks simulate them, do not give the "
-            "updates observed. Low scores below say nothing about safety."
-        )
-    return Finding(verdict, sentence, detail, name)
+            "updates observed. A low score below says nothing about safety.",
+        ),
+    }[entry["verdict"]]
 
 
 def _strength(entry: dict[str, Any]) -> tuple[int, float, float]:
@@ -102,16 +99,12 @@ def _strength(entry: dict[str, Any]) -> tuple[int, float, float]:
     return rank, -(psnr.get("worst_case") or 0.0), -(psnr.get("mean") or 0.0)
 
 
-def recovered_images(scores: pd.DataFrame, attack: str) -> tuple[int, int]:
-    """How many distinct images an attack recovered in any trial, by the rule for LEAKS."""
-    own = scores[scores["attack"] == attack].groupby(KEYS)["psnr"].max()
-    base = scores[scores["attack"] == BASELINE].groupby(KEYS)["psnr"].max()
-    gain = own - base.reindex(own.index)
-    hit = (own >= RECOVERED_DB) & ((gain >= ABOVE_BASELINE_DB) | gain.isna())
-    return int(hit.sum()), len(own)
+def ranked(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The strongest first, the baseline last."""
+    return [_worded(entry) for entry in sorted(verdicts, key=_strength)]
 
 
-def attack_line(entry: dict[str, Any]) -> dict[str, Any]:
+def _worded(entry: dict[str, Any]) -> dict[str, Any]:
     """A summary entry; one without a result also says what that does not mean."""
     if entry["verdict"] != "NO RESULT":
         return entry
@@ -206,7 +199,7 @@ def unavailable(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def troubles(summary: dict[str, Any]) -> dict[str, Any]:
-    """Events and failed jobs, the first of each."""
+    """Events and failed jobs, the first of each; jobs that failed alike are told once."""
     events = [
         {
             "kind": event["kind"].replace("_", " "),
@@ -215,7 +208,7 @@ def troubles(summary: dict[str, Any]) -> dict[str, Any]:
         }
         for event in summary["events"]
     ]
-    failed = summary["failed_jobs"]
+    failed = _alike(summary["failed_jobs"])
     return {
         "events": events[:TROUBLES_SHOWN],
         "more_events": max(0, len(events) - TROUBLES_SHOWN),
@@ -224,14 +217,35 @@ def troubles(summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _alike(failed: list[dict[str, str]]) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for job in failed:
+        attack = job.get("attack") or job["job"].partition(" on ")[0]
+        groups.setdefault((attack, job.get("kind", "failed"), job["reason"]), []).append(job["job"])
+    return [
+        {"attack": attack, "kind": kind, "reason": reason, "jobs": jobs}
+        for (attack, kind, reason), jobs in groups.items()
+    ]
+
+
 Trace = list[tuple[int, float]]
-Note = tuple[str, int, int]  # words, jobs that carry them, finished jobs
+NUMBER = re.compile(r"\d[\d.]*(?:e[-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Note:
+    """What jobs of an attack said; those that differ in numbers alone are told once."""
+
+    words: str
+    jobs: int
+    finished: int
+    alike: bool  # whether other jobs said it with other numbers
 
 
 def traces_and_notes(jobs: list[Job]) -> tuple[dict[str, list[Trace]], dict[str, list[Note]]]:
     """What the finished jobs left beside their images, attack by attack."""
     traces: dict[str, list[Trace]] = {}
-    counts: dict[str, Counter[str]] = {}
+    said: dict[str, dict[str, list[str]]] = {}
     finished: Counter[str] = Counter()
     for job in jobs:
         if not job.result.is_file():
@@ -240,11 +254,12 @@ def traces_and_notes(jobs: list[Job]) -> tuple[dict[str, list[Trace]], dict[str,
         finished[job.label] += 1
         if len(result.trace) > 1:
             traces.setdefault(job.label, []).append(result.trace)
-        counts.setdefault(job.label, Counter()).update(set(result.notes))
+        own = {NUMBER.sub("#", note): note for note in result.notes}
+        for kind, note in own.items():
+            said.setdefault(job.label, {}).setdefault(kind, []).append(note)
     notes = {
-        label: [(words, times, finished[label]) for words, times in own.most_common()]
-        for label, own in counts.items()
-        if own
+        label: [Note(n[0], len(n), finished[label], len(set(n)) > 1) for n in kinds.values()]
+        for label, kinds in said.items()
     }
     return traces, notes
 

@@ -20,7 +20,7 @@ from fedsim.scoring import load_pictures
 from fedsim.verdict import BASELINE
 from fedsim.workers import Job
 
-MOST_SHOWN, LEAST_SHOWN, BASELINE_SHOWN = 24, 6, 6
+MOST_SHOWN, LEAST_SHOWN, BASELINE_SHOWN = 16, 8, 4  # rows of four
 PIXEL_BUDGET = 4_000_000  # over all galleries, so that many attacks on large pictures stay mailable
 PIXELATED_BELOW = 128
 COLOURS = {

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from fedsim.report.content import Trace
 from fedsim.verdict import BASELINE, RECOVERED_DB
@@ -137,6 +137,8 @@ def trace(label: str, traces: list[Trace]) -> Markup:
         values += [loss for loss in losses if math.isfinite(loss)]
     if values and min(values) > 0 and max(values) > 20 * min(values):
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set(xlabel="step")
     _name(axes, f"{label}: loss")
     return _svg(figure, f"Loss of {label} over its steps, {len(shown)} of {len(traces)} jobs")
@@ -148,7 +150,7 @@ def _figure(height: int, salt: str) -> tuple[Figure, Axes]:
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
     figure.set_label(salt)
-    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
     axes.tick_params(length=3)
     return figure, axes
 

@@ -15,7 +15,10 @@ def missing(value: Any) -> bool:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    return DASH if missing(value) else f"{value:.{digits}f}"
+    if missing(value):
+        return DASH
+    text = f"{value:.{digits}f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
 
 
 def decibel(value: float | None) -> str:

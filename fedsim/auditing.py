@@ -1,4 +1,4 @@
-"""Audit: rounds, attacks, scores, verdict. Every step does only what is still missing."""
+"""Auditing: rounds, attacks, scores, verdict. Every step does only what is still missing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios measured inside one process, because machines are noisy."""

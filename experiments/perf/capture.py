@@ -1,0 +1,66 @@
+"""What capturing costs: rounds with capture on against rounds with it off, taken in turn.
+
+    python experiments/perf/capture.py [key=value ...]
+
+Prints the ratio of the median round times and the share of a round that capturing takes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from fedsim.auditing import prepare
+from fedsim.core.spec import load_spec
+from fedsim.core.store import Run
+from fedsim.server import AdversarialStrategy, create_strategy
+from fedsim.simulation import ray_session, run_federation
+
+SPEC = [
+    "data={image_size: 224, clients: 4}",
+    "model={name: vit_tiny_patch16_224}",
+    "train={rounds: 21, evaluate: false, batch_size: 8}",
+    "engine={kind: ray}",
+]
+
+
+class InTurn(AdversarialStrategy):
+    """Captures every other round."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self.capture = server_round % 2 == 0
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def main(overrides: list[str]) -> None:
+    spec = load_spec({}, [*SPEC, *overrides])
+    plan = prepare(spec)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, ray_session(spec.engine):
+        run = Run.create(Path(folder) / "run", spec)
+        strategy = InTurn(create_strategy(spec), spec, run, plan.public, on_round=rows.append)
+        run_federation(spec, run, strategy, plan.initial)
+    timed = rows[1:]  # the first round also imports and builds
+    times = {
+        on: [row["seconds"] for row in timed if (row["round"] % 2 == 0) is on]
+        for on in (True, False)
+    }
+    on, off = (statistics.median(times[key]) for key in (True, False))
+    print(
+        f"{spec.model.name}@{spec.data.image_size} b{spec.train.batch_size}, "
+        f"{spec.cohort_size} clients, {spec.engine.kind}: capture on / off = {on / off:.3f}x "
+        f"(median of {len(times[True])} rounds each: {on:.2f} s and {off:.2f} s)"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

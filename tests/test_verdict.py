@@ -1,0 +1,73 @@
+"""Verdicts: the rules, each on scores made for it."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from fedsim.core.spec import Spec
+from fedsim.scoring import COLUMNS
+from fedsim.verdict import BASELINE, bootstrap, summarise
+
+
+def table(psnr: list[float], guess: list[float], ssim: float = 0.2, canary: float = 0.0):
+    rows = []
+    for attack, values in (("mine", psnr), (BASELINE, guess)):
+        for client, value in enumerate(values):
+            own = ssim if attack == "mine" else 0.2
+            rows.append(
+                {
+                    **dict.fromkeys(COLUMNS),
+                    **{"round": 1, "client": client, "attack": attack, "trial": 0, "image": 0},
+                    **{"psnr": value, "ssim": own, "canary": canary, "seconds": 1.0},
+                }
+            )
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def verdict(scores: pd.DataFrame, failed: list[dict[str, str]] | None = None) -> dict:
+    return summarise(scores, Spec(), ["mine", BASELINE], {}, failed or [])[0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        (table([35, 12, 12], [12, 12, 12]), "LEAKS"),
+        (table([35, 12, 12], [33, 12, 12]), "NOT RECOVERED"),
+        (table([29, 12, 12], [12, 12, 12]), "NOT RECOVERED"),
+        (table([20, 19, 21], [12, 12, 12]), "PARTIAL"),
+        (table([12, 12, 12], [12, 12, 12], ssim=0.4), "PARTIAL"),
+        (table([12, 12, 12], [12, 12, 12]), "NOT RECOVERED"),
+        (table([20, 19, 21], [12, 12, 12], canary=0.1), "MIS-SPECIFIED"),
+        (table([12, 12, 12], [12, 12, 12], canary=float("nan")), "MIS-SPECIFIED"),
+        (table([35, 12, 12], [12, 12, 12], canary=0.1), "LEAKS"),
+        (table([35, 12], []), "LEAKS"),
+        (table([25, 12], []), "NOT RECOVERED"),
+        (table([], [12]), "NO RESULT"),
+    ],
+)
+def test_a_verdict_follows_its_rule(scores: pd.DataFrame, expected: str) -> None:
+    assert verdict(scores)["verdict"] == expected
+
+
+def test_not_recovered_never_says_safe() -> None:
+    words = verdict(table([12], [12]))["words"]
+    assert "at this budget" in words
+    assert "safe" not in words.lower()
+
+
+def test_no_result_gives_its_reason() -> None:
+    failed = [{"attack": "mine", "reason": "the worker died", "kind": "crashed", "job": "x"}]
+    assert "the worker died" in verdict(table([], [12]), failed)["words"]
+
+
+def test_the_worst_case_is_the_closest_image() -> None:
+    assert verdict(table([14, 22], [12, 12]))["metrics"]["psnr"]["worst_case"] == 22
+
+
+def test_the_interval_covers_the_mean_and_narrows_with_victims() -> None:
+    few = table([10, 20, 30], [])
+    many = table([10, 20, 30] * 20, [])
+    (low, high), (inner_low, inner_high) = (bootstrap(t, "psnr", 0) for t in (few, many))
+    assert low <= 20 <= high
+    assert low < inner_low < 20 < inner_high < high
