@@ -64,6 +64,8 @@ def _one(
     entry: dict[str, Any] = {
         "attack": label,
         "images": len(own),
+        "pictures": int(own.groupby(KEYS).ngroups),
+        "recovered": _recovered(paired),
         "victims": int(own.groupby(["round", "client"]).ngroups),
         "metrics": {m: _statistics(own, m, seed) for m in METRICS},
         "baseline": {m: _mean(baseline[m]) for m in METRICS},
