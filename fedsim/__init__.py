@@ -19,6 +19,7 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("FLWR_HOME", os.path.join(tempfile.gettempdir(), f"flwr-{os.getuid()}"))
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call after the end starts no new Ray
 
 from fedsim.core.errors import FedsimError
 from fedsim.core.spec import Spec, load_spec

@@ -25,7 +25,7 @@ from fedsim.core.errors import NotGranted, RunError, SpecError
 from fedsim.core.knowledge import FIELDS, THREATS
 from fedsim.core.metrics import lpips_unavailable
 from fedsim.core.models import build_model
-from fedsim.core.observation import Public, list_observations
+from fedsim.core.observation import Public, is_finite, list_observations
 from fedsim.core.spec import Component, DataSpec, Spec
 from fedsim.core.store import Run, write_json
 from fedsim.core.vault import Vault
@@ -156,9 +156,8 @@ def audit(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
 
         try:
             for path in list_observations(run.observations):
-                round_, client = _address(path)
-                if not _rejected(run, round_, client):
-                    attack(round_, client)
+                if is_finite(path):
+                    attack(*_address(path))
             strategy = _strategy(plan, run, watch, on_observation=attack)
             with watch.running(spec.train.rounds, strategy.rounds_done):
                 if strategy.rounds_done < spec.train.rounds:
@@ -282,14 +281,6 @@ def _note_skipped(run: Run, spec: Spec) -> None:
 def _address(path: Path) -> tuple[int, int]:
     """Round and client of an observation file."""
     return int(path.parent.name.split("-")[1]), int(path.stem.split("-")[1])
-
-
-def _rejected(run: Run, round_: int, client: int) -> bool:
-    return any(
-        event["kind"] == "update_rejected"
-        and (event.get("round"), event.get("client")) == (round_, client)
-        for event in run.events()
-    )
 
 
 def _ledgers(jobs: list[Job]) -> dict[str, list[str]]:

@@ -255,10 +255,8 @@ def _tell_events(events: list[dict[str, Any]]) -> None:
 def main() -> NoReturn:
     """The console script: a user's mistake is one sentence, never a traceback."""
     try:
-        app(standalone_mode=False)
-        sys.exit(0)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except typer.Abort:
         sys.exit(130)
     except KeyboardInterrupt:

@@ -102,6 +102,7 @@ class AdversarialStrategy(Strategy):
         self._clients: dict[int, int] = {}  # node id -> client
         self._sent: dict[str, Tensor] = {}
         self._row: dict[str, Any] = {}
+        self._events: list[tuple[str, int, str]] = []
         self._since = time.perf_counter()
 
     @property
@@ -138,6 +139,7 @@ class AdversarialStrategy(Strategy):
     ) -> Iterable[Message]:
         round_ = self._round = self.rounds_done + 1
         self._since = time.perf_counter()
+        self._events.clear()
         self._sent = dict(arrays.to_torch_state_dict())
         if self._keeps(round_):
             write_weights(self.run.observations, round_, self._sent)
@@ -157,34 +159,26 @@ class AdversarialStrategy(Strategy):
             waiting.discard(client)
             if reply.has_error():
                 reason = reason_of(reply.error.reason)
-                self.run.note(
-                    "client_failed",
-                    f"client {client} failed: {reason}",
-                    round=round_,
-                    client=client,
-                )
+                self._note("client_failed", client, f"client {client} failed: {reason}")
                 continue
             update = _update(reply.content, self.public)
             received += _bytes(update)
             spooled = self._spool(round_, client, update)
             if not update.is_finite():
-                self.run.note(
+                self._note(
                     "update_rejected",
+                    client,
                     f"client {client} uploaded numbers that are not finite; kept out of the "
                     f"aggregate and not attacked",
-                    round=round_,
-                    client=client,
                 )
                 continue
             good[client] = self._as_weights(reply, update, spooled)
             if self._keeps(round_):
                 self.on_observation(round_, client)
         for client in sorted(waiting):
-            self.run.note(
-                "client_silent",
-                f"client {client} did not answer within {self.spec.train.timeout:.0f} s",
-                round=round_,
-                client=client,
+            patience = self.spec.train.timeout
+            self._note(
+                "client_silent", client, f"client {client} did not answer within {patience:.0f} s"
             )
         # In the order of the clients, so that a sum of floats is the same in every engine.
         ordered = [good[client] for client in sorted(good)]
@@ -235,11 +229,9 @@ class AdversarialStrategy(Strategy):
         for reply in replies:
             client = self._clients[reply.metadata.src_node_id]
             if reply.has_error():
-                self.run.note(
-                    "evaluation_failed",
-                    f"client {client} could not evaluate: {reason_of(reply.error.reason)}",
-                    round=self._round,
-                    client=client,
+                reason = reason_of(reply.error.reason)
+                self._note(
+                    "evaluation_failed", client, f"client {client} could not evaluate: {reason}"
                 )
             elif _metrics(reply.content)["num-examples"]:
                 good[client] = reply
@@ -249,11 +241,17 @@ class AdversarialStrategy(Strategy):
             self._row[key] = float(metrics[key]) if metrics else None  # type: ignore[arg-type]
         self._row["seconds"] = round(time.perf_counter() - self._since, 3)
         self.rows.append(self._row)
+        for kind, client, message in self._events:
+            self.run.note(kind, message, round=self._round, client=client)
         write_checkpoint(self.run, self.rows, self._arrays)
         self.on_round(self._row)
         return metrics
 
     # -- what is kept -----------------------------------------------------------------------
+
+    def _note(self, kind: str, client: int, message: str) -> None:
+        """For the run's events, once the round is whole: one that is cut short is done again."""
+        self._events.append((kind, client, message))
 
     def _keeps(self, round_: int) -> bool:
         return self.capture and round_ in self.spec.audited_rounds

@@ -133,6 +133,14 @@ def list_observations(root: Path) -> list[Path]:
     return sorted(root.glob("round-*/client-*.json"))
 
 
+def is_finite(path: Path) -> bool:
+    """Whether the update is worth attacking; a damaged one is left for the attack to report."""
+    try:
+        return bool(_read_about(path).get("finite", True))
+    except ObservationError:
+        return True
+
+
 def _checksum(content: bytes) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
