@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,11 @@ from fedsim.core.errors import RunError, SpecError, did_you_mean
 from fedsim.core.learning import Update
 from fedsim.core.observation import (
     Public,
-    observation_name,
-    write_observation,
-    write_weights,
 )
 from fedsim.core.spec import Spec
 from fedsim.core.store import Run, save_tensors
 from fedsim.grids import Cohort, StreamingGrid, identify, reason_of
+from fedsim.recorder import Recorder
 from fedsim.spool import as_weights
 
 OnObservation = Callable[[int, int], None]  # round, client
@@ -79,7 +78,7 @@ def cohort(spec: Spec, round_: int) -> list[int]:
 class AdversarialStrategy(Strategy):
     """The outermost strategy: captures every reply, then lets ``inner`` aggregate.
 
-    ``capture`` False keeps nothing and aggregates in memory: what a plain server would do.
+    ``capture`` False keeps no observation: what a plain server would do.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class AdversarialStrategy(Strategy):
         stop: threading.Event | None = None,
     ):
         self.inner, self.spec, self.run, self.public = inner, spec, run, public
-        self.capture = capture
+        self.recorder = Recorder(run, public, spec.audited_rounds if capture else [])
         self.on_observation, self.on_round = on_observation, on_round
         self.stop = stop or threading.Event()
         self.rows, self._arrays = read_checkpoint(run)
@@ -125,12 +124,15 @@ class AdversarialStrategy(Strategy):
                 f"the server state of {self.spec.train.strategy} started afresh after round "
                 f"{self.rounds_done}",
             )
-        self.start(
-            streaming,
-            ArrayRecord(self._arrays or initial),
-            num_rounds=missing,
-            timeout=self.spec.train.timeout,
-        )
+        try:
+            self.start(
+                streaming,
+                ArrayRecord(self._arrays or initial),
+                num_rounds=missing,
+                timeout=self.spec.train.timeout,
+            )
+        finally:
+            self.recorder.settle()
 
     # -- training ---------------------------------------------------------------------------
 
@@ -141,8 +143,7 @@ class AdversarialStrategy(Strategy):
         self._since = time.perf_counter()
         self._events.clear()
         self._sent = dict(arrays.to_torch_state_dict())
-        if self._keeps(round_):
-            write_weights(self.run.observations, round_, self._sent)
+        self.recorder.begin(round_, self._sent)
         chosen = set(cohort(self.spec, round_))
         nodes = [node for node, client in self._clients.items() if client in chosen]
         return self.inner.configure_train(round_, arrays, config, Cohort(grid, nodes))
@@ -162,9 +163,11 @@ class AdversarialStrategy(Strategy):
                 self._note("client_failed", client, f"client {client} failed: {reason}")
                 continue
             update = _update(reply.content, self.public)
-            received += _bytes(update)
-            spooled = self._spool(round_, client, update)
-            if not update.is_finite():
+            received += update.nbytes()
+            finite = update.is_finite()
+            then = partial(self.on_observation, round_, client) if finite else lambda: None
+            source = self.recorder.keep(round_, client, update, then)
+            if not finite:
                 self._note(
                     "update_rejected",
                     client,
@@ -172,9 +175,8 @@ class AdversarialStrategy(Strategy):
                     f"aggregate and not attacked",
                 )
                 continue
-            good[client] = self._as_weights(reply, update, spooled)
-            if self._keeps(round_):
-                self.on_observation(round_, client)
+            good[client] = self._as_weights(reply, source, update.kind)
+            del update, source
         for client in sorted(waiting):
             patience = self.spec.train.timeout
             self._note(
@@ -185,7 +187,6 @@ class AdversarialStrategy(Strategy):
         arrays, metrics = self.inner.aggregate_train(round_, ordered) if ordered else (None, None)
         if arrays is not None:
             arrays = self._typed(arrays)
-        self._drop_spool(round_)
         self._row = {
             "round": round_,
             "clients": len(good),
@@ -241,44 +242,31 @@ class AdversarialStrategy(Strategy):
             self._row[key] = float(metrics[key]) if metrics else None  # type: ignore[arg-type]
         self._row["seconds"] = round(time.perf_counter() - self._since, 3)
         self.rows.append(self._row)
-        for kind, client, message in self._events:
-            self.run.note(kind, message, round=self._round, client=client)
-        write_checkpoint(self.run, self.rows, self._arrays)
+        self.recorder.commit(
+            partial(self._commit, list(self.rows), self._arrays, list(self._events))
+        )
         self.on_round(self._row)
         return metrics
 
     # -- what is kept -----------------------------------------------------------------------
 
+    def _commit(
+        self,
+        rows: list[dict[str, Any]],
+        arrays: dict[str, Tensor],
+        events: list[tuple[str, int, str]],
+    ) -> None:
+        for kind, client, message in events:
+            self.run.note(kind, message, round=rows[-1]["round"], client=client)
+        write_checkpoint(self.run, rows, arrays)
+
     def _note(self, kind: str, client: int, message: str) -> None:
         """For the run's events, once the round is whole: one that is cut short is done again."""
         self._events.append((kind, client, message))
 
-    def _keeps(self, round_: int) -> bool:
-        return self.capture and round_ in self.spec.audited_rounds
-
-    def _spool(self, round_: int, client: int, update: Update) -> Path | None:
-        """To disk: as an observation, or for the time of the aggregation only."""
-        if not self.capture:
-            return None
-        root = self.run.observations if self._keeps(round_) else self._spool_root
-        return write_observation(root, round_, client, update, self.public)
-
-    @property
-    def _spool_root(self) -> Path:
-        return self.run.root / "spool"
-
-    def _drop_spool(self, round_: int) -> None:
-        folder = self._spool_root / Path(observation_name(round_, 0)).parent
-        if folder.is_dir():
-            for file in folder.iterdir():
-                file.unlink()
-            folder.rmdir()
-            self._spool_root.rmdir()
-
-    def _as_weights(self, reply: Message, update: Update, spooled: Path | None) -> Message:
+    def _as_weights(self, reply: Message, source: Update | Path, kind: str) -> Message:
         """The reply as the wrapped strategy expects it: the client's new weights."""
-        source = update if spooled is None else spooled
-        arrays = as_weights(self._sent, source, update.kind, self.spec.train.lr)
+        arrays = as_weights(self._sent, source, kind, self.spec.train.lr)
         reply.content = RecordDict({"arrays": arrays, "metrics": reply.content["metrics"]})
         return reply
 
@@ -325,8 +313,3 @@ def _update(content: RecordDict, public: Public) -> Update:
 
 def _metrics(content: RecordDict) -> MetricRecord:
     return next(iter(content.metric_records.values()))
-
-
-def _bytes(update: Update) -> int:
-    groups = (update.tensors, update.buffers)
-    return sum(t.numel() * t.element_size() for group in groups for t in group.values())

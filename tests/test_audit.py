@@ -243,7 +243,7 @@ def test_a_damaged_observation_costs_its_own_jobs_only(small_run: Run, tmp_path:
     damaged.write_bytes(damaged.read_bytes()[:-100])
     audit(run.spec, run.root)
     assert len(run.summary["failed_jobs"]) == 2
-    assert all("checksum" in job["reason"] for job in run.summary["failed_jobs"])
+    assert all("damaged" in job["reason"] for job in run.summary["failed_jobs"])
     assert len(run.scores) == 2 * 3
 
 

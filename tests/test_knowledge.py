@@ -100,7 +100,7 @@ def test_no_observation_file_holds_a_training_pixel_or_label(small_run: Run) -> 
         assert set(about) == {
             *("format", "round", "client", "kind", "num_examples", "loss", "finite"),
             *("architecture", "num_classes", "image_size", "batch_size", "local_steps"),
-            *("local_epochs", "protocol", "defenses", "bytes", "sha256"),
+            *("local_epochs", "protocol", "defenses", "checksum"),
         }
 
 

@@ -37,7 +37,7 @@ class InTurn(AdversarialStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self.capture = server_round % 2 == 0
+        self.recorder.rounds = {server_round} if server_round % 2 == 0 else set()
         return super().configure_train(server_round, arrays, config, grid)
 
 

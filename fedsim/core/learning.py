@@ -76,6 +76,10 @@ class Update:
     num_examples: int = 0
     loss: float = float("nan")
 
+    def nbytes(self) -> int:
+        groups = (self.tensors, self.buffers)
+        return sum(t.numel() * t.element_size() for group in groups for t in group.values())
+
     def is_finite(self) -> bool:
         # numpy: ten times faster than torch's two passes over many small tensors on a CPU
         return all(

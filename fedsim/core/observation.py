@@ -7,14 +7,15 @@ protocol makes public, with checksums; written last, so it says that the rest is
 
 from __future__ import annotations
 
-import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load as deserialise
+import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsim.core.errors import ObservationError
@@ -72,19 +73,24 @@ def observation_name(round_: int, client: int) -> str:
     return f"round-{round_:04d}/client-{client:04d}"
 
 
+def observation_path(root: Path, round_: int, client: int) -> Path:
+    """Where an observation keeps its tensors."""
+    return root / f"{observation_name(round_, client)}.safetensors"
+
+
 def write_weights(root: Path, round_: int, weights: Mapping[str, Tensor]) -> None:
     """What the server sends in this round, kept once for all its clients."""
     path = root / f"round-{round_:04d}" / "weights.safetensors"
-    content = save_tensors(path, weights)
-    write_json(path.with_suffix(".json"), {"format": FORMAT, **_checksum(content)})
+    save_tensors(path, weights)
+    write_json(path.with_suffix(".json"), {"format": FORMAT, "checksum": checksum(weights)})
 
 
 def write_observation(root: Path, round_: int, client: int, update: Update, public: Public) -> Path:
     """Keep one reply; returns the path of its tensors."""
-    path = root / f"{observation_name(round_, client)}.safetensors"
+    path = observation_path(root, round_, client)
     tensors = {f"{_UPDATE}{name}": tensor for name, tensor in update.tensors.items()}
     tensors |= {f"{_BUFFER}{name}": tensor for name, tensor in update.buffers.items()}
-    content = save_tensors(path, tensors)
+    save_tensors(path, tensors)
     about = {
         "format": FORMAT,
         "round": round_,
@@ -94,7 +100,7 @@ def write_observation(root: Path, round_: int, client: int, update: Update, publ
         "loss": update.loss,
         "finite": update.is_finite(),
         **asdict(public),
-        **_checksum(content),
+        "checksum": checksum(tensors),
     }
     write_json(path.with_suffix(".json"), about)
     return path
@@ -141,8 +147,13 @@ def is_finite(path: Path) -> bool:
         return True
 
 
-def _checksum(content: bytes) -> dict[str, Any]:
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+def checksum(tensors: Mapping[str, Tensor]) -> int:
+    """CRC-32 of names and numbers: finds damage, which is all it is for, at memory speed."""
+    total = 0
+    for name in sorted(tensors):
+        numbers = tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8)
+        total = zlib.crc32(numbers.numpy().data, zlib.crc32(name.encode(), total))
+    return total
 
 
 def _read_about(path: Path) -> dict[str, Any]:
@@ -159,12 +170,13 @@ def _read_about(path: Path) -> dict[str, Any]:
 
 def _read_tensors(path: Path, about: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ObservationError(f"the observation '{path}' is missing.") from error
-    if _checksum(content)["sha256"] != about.get("sha256"):
+        tensors = load_file(path)
+    except FileNotFoundError:
+        raise ObservationError(f"the observation '{path}' is missing.") from None
+    except Exception as error:
+        raise ObservationError(f"the observation '{path}' is damaged: {error}.") from error
+    if checksum(tensors) != about.get("checksum"):
         raise ObservationError(
-            f"the observation '{path}' is damaged: {len(content)} bytes whose checksum is not "
-            f"the recorded one."
+            f"the observation '{path}' is damaged: its checksum is not the recorded one."
         )
-    return dict(deserialise(content))
+    return tensors

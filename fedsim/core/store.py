@@ -12,12 +12,13 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from safetensors.torch import save as serialise
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.core.errors import RunError
@@ -26,15 +27,23 @@ from fedsim.core.spec import Spec, load_spec
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write all of ``content`` or nothing: a reader never sees half a file."""
+    with _replacing(path, mode) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def _replacing(path: Path, mode: int) -> Iterator[Path]:
+    """A temporary file beside ``path`` that becomes it when all went well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
+        yield temporary
+        temporary.chmod(mode)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -47,12 +56,11 @@ def save_tensors(
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, str] | None = None,
     mode: int = 0o644,
-) -> bytes:
-    """Write tensors as safetensors, atomically; returns the bytes written."""
+) -> None:
+    """Write tensors as safetensors, atomically."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    content = serialise(whole, dict(metadata) if metadata else None)
-    write_atomically(path, content, mode)
-    return content
+    with _replacing(path, mode) as temporary:
+        save_file(whole, temporary, dict(metadata) if metadata else None)
 
 
 class Run:
