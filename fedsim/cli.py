@@ -265,6 +265,10 @@ def main() -> NoReturn:
     except FedsimError as error:
         err.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        err.print(f"[bold red]error:[/] {error.strerror or error}{where}.", soft_wrap=True)
+        sys.exit(1)
     except Exception as error:
         import click
 

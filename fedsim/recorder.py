@@ -28,8 +28,9 @@ class Recorder:
         self.run, self.public, self.rounds = run, public, set(rounds)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self._room = threading.Semaphore(AHEAD)
-        self._pending: list[Future[object]] = []
+        self._pending: list[Future[None]] = []
         self._held = 0
+        self._broken = False
 
     def begin(self, round_: int, weights: dict[str, Tensor]) -> None:
         """A round starts: these weights are sent."""
@@ -72,11 +73,20 @@ class Recorder:
         for future in pending:
             future.result()
 
+    def _do(self, task: Callable[..., object], *args: object) -> None:
+        if self._broken:  # a round with a hole must not be committed
+            return
+        try:
+            task(*args)
+        except BaseException:
+            self._broken = True
+            raise
+
     def _submit(self, task: Callable[..., object], *args: object) -> None:
         self._room.acquire()
         for done in [future for future in self._pending if future.done()]:
             self._pending.remove(done)
             done.result()
-        future = self._writer.submit(task, *args)
+        future = self._writer.submit(self._do, task, *args)
         future.add_done_callback(lambda _: self._room.release())
         self._pending.append(future)

@@ -19,7 +19,7 @@ from torch import Tensor
 from defenses import create_defenses
 from fedsim.core import metrics
 from fedsim.core.attack import Reconstruction
-from fedsim.core.device import threads
+from fedsim.core.device import resolve_device, threads
 from fedsim.core.errors import FedsimError
 from fedsim.core.learning import Update, local_update
 from fedsim.core.observation import Observation, observation_name, read_observation
@@ -129,14 +129,14 @@ def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]
     """The relative error of each victim's replay; computed once and kept."""
     path = run.root / "canaries.json"
     known: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
-    vault = Vault(run.vault)
+    vault, device = Vault(run.vault), resolve_device(run.spec.engine.device)
     for round_, client in victims:
         name = observation_name(round_, client)
         if name in known:
             continue
         try:
             observation = read_observation(run.observations / f"{name}.json")
-            known[name] = canary(observation, vault.read(round_, client))
+            known[name] = canary(observation, vault.read(round_, client), device)
         except FedsimError as error:
             run.note("canary_failed", f"{name}: {error}", round=round_, client=client)
         except RuntimeError as error:  # torch: the announced model does not fit what was sent
@@ -146,20 +146,22 @@ def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]
     return known
 
 
-def canary(observation: Observation, truth: Truth) -> float:
+def canary(observation: Observation, truth: Truth, device: torch.device) -> float:
     """|replay - observed| / |observed| over the whole update.
 
     The replay uses what the protocol announced: its weights, model, normalisation, steps and
-    declared defenses; of the client's secrets only the batch and the seed of those defenses.
+    declared defenses; of the client's secrets only the batch and the seed of those defenses. It
+    runs on the clients' kind of device, because devices round differently.
     """
     public = observation.public
     model = announced_model(public)
     model.load_state_dict(observation.weights)
+    model.to(device)
     defenses = create_defenses([Component.model_validate(d) for d in public.defenses])
     with threads(1):
         replay = local_update(
             model,
-            truth.replay(),
+            [(images.to(device), labels.to(device)) for images, labels in truth.replay()],
             public.protocol,
             defenses=defenses,
             rng=torch.Generator().manual_seed(truth.defense_seed),

@@ -74,6 +74,25 @@ def test_capturing_does_not_change_the_training(tmp_path: Path) -> None:
         assert all(torch.equal(models[0][name], other[name]) for name in models[0])
 
 
+def test_updates_that_do_not_fit_in_memory_are_read_back(tmp_path: Path, monkeypatch) -> None:
+    held = federate(small_spec("audit.rounds=[2]"), tmp_path / "held")
+    monkeypatch.setattr("fedsim.recorder.HELD_BYTES", 1)
+    spilled = federate(small_spec("audit.rounds=[2]"), tmp_path / "spilled")
+    first, second = (load_file(run.checkpoint) for run in (held, spilled))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not (spilled.root / "spool").exists()
+
+
+def test_an_error_of_the_writer_stops_the_run(tmp_path: Path, monkeypatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedsim.recorder.write_observation", full)
+    with pytest.raises(OSError, match="No space left"):
+        federate(small_spec(), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
+
+
 def test_any_flower_strategy_can_be_wrapped(tmp_path: Path) -> None:
     plain = federate(small_spec(), tmp_path / "plain")
     wrapped = federate(small_spec("train.strategy=FedAdam"), tmp_path / "adam")

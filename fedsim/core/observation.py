@@ -8,13 +8,13 @@ protocol makes public, with checksums; written last, so it says that the rest is
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -85,8 +85,8 @@ def write_weights(root: Path, round_: int, weights: Mapping[str, Tensor]) -> Non
     write_json(path.with_suffix(".json"), {"format": FORMAT, "checksum": checksum(weights)})
 
 
-def write_observation(root: Path, round_: int, client: int, update: Update, public: Public) -> Path:
-    """Keep one reply; returns the path of its tensors."""
+def write_observation(root: Path, round_: int, client: int, update: Update, public: Public) -> None:
+    """Keep one reply."""
     path = observation_path(root, round_, client)
     tensors = {f"{_UPDATE}{name}": tensor for name, tensor in update.tensors.items()}
     tensors |= {f"{_BUFFER}{name}": tensor for name, tensor in update.buffers.items()}
@@ -103,7 +103,6 @@ def write_observation(root: Path, round_: int, client: int, update: Update, publ
         "checksum": checksum(tensors),
     }
     write_json(path.with_suffix(".json"), about)
-    return path
 
 
 def read_observation(path: Path) -> Observation:
@@ -147,13 +146,14 @@ def is_finite(path: Path) -> bool:
         return True
 
 
-def checksum(tensors: Mapping[str, Tensor]) -> int:
-    """CRC-32 of names and numbers: finds damage, which is all it is for, at memory speed."""
-    total = 0
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """XXH3 of names and numbers: finds damage, which is all it is for, at memory speed."""
+    total = xxhash.xxh3_64()
     for name in sorted(tensors):
+        total.update(name.encode())
         numbers = tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8)
-        total = zlib.crc32(numbers.numpy().data, zlib.crc32(name.encode(), total))
-    return total
+        total.update(numbers.numpy().data)
+    return total.hexdigest()
 
 
 def _read_about(path: Path) -> dict[str, Any]:
