@@ -1,0 +1,39 @@
+"""The apps that Flower's own launcher starts: the same rounds, from Flower's run config."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pandas as pd
+from flwr.app import Context, RecordDict
+
+from fedsim import apps
+from fedsim.core.store import Run
+from fedsim.grids import InlineGrid
+from tests.conftest import small_spec
+
+
+def test_flower_finds_the_apps_where_pyproject_says() -> None:
+    root = Path(__file__).parent.parent
+    app = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert app["components"] == {
+        "serverapp": "fedsim.apps:server",
+        "clientapp": "fedsim.apps:client",
+    }
+    assert (root / app["config"]["spec"]).is_file()
+
+
+def test_the_apps_run_the_spec_of_the_run_config(small_run: Run, tmp_path: Path) -> None:
+    spec = small_spec()
+    (tmp_path / "spec.yaml").write_text(spec.to_yaml())
+    config = {"spec": str(tmp_path / "spec.yaml"), "output": str(tmp_path / "run")}
+    grid = InlineGrid(apps.client, spec.data.clients)
+    for context in grid.contexts.values():
+        context.run_config = config
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+    apps.server(grid, context)
+    columns = ["round", "clients", "train_loss", "bytes"]
+    pd.testing.assert_frame_equal(
+        Run.open(tmp_path / "run").rounds[columns], small_run.rounds[columns]
+    )
