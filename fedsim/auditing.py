@@ -6,6 +6,7 @@ import platform
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedsim.core.errors import NotGranted, RunError, SpecError
 from fedsim.core.knowledge import FIELDS, THREATS
 from fedsim.core.metrics import lpips_unavailable
 from fedsim.core.models import build_model
-from fedsim.core.observation import Public, is_finite, list_observations
+from fedsim.core.observation import Public, address_of, is_finite, list_observations
 from fedsim.core.spec import Component, DataSpec, Spec
 from fedsim.core.store import Run, write_json
 from fedsim.core.vault import Vault
@@ -85,7 +86,7 @@ def labelled_attacks(spec: Spec) -> list[tuple[str, Component]]:
     """The spec's attacks with a name of their own each, and the baseline where it is granted."""
     labelled: list[tuple[str, Component]] = []
     for component in spec.attacks:
-        short = component.name.partition(":")[2] or component.name
+        short = component.short_name
         taken = [label for label, _ in labelled]
         count = sum(1 for label in taken if label == short or label.startswith(f"{short}-"))
         labelled.append((f"{short}-{count + 1}" if count else short, component))
@@ -157,7 +158,7 @@ def audit(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
         try:
             for path in list_observations(run.observations):
                 if is_finite(path):
-                    attack(*_address(path))
+                    attack(*address_of(path))
             strategy = _strategy(plan, run, watch, on_observation=attack)
             with watch.running(spec.train.rounds, strategy.rounds_done):
                 if strategy.rounds_done < spec.train.rounds:
@@ -225,9 +226,7 @@ def _strategy(plan: Plan, run: Run, watch: Watch, *, on_observation: Any) -> Adv
     )
 
 
-def _engine(spec: Spec) -> Any:
-    from contextlib import nullcontext
-
+def _engine(spec: Spec) -> AbstractContextManager[None]:
     return ray_session(spec.engine) if spec.engine.kind == "ray" else nullcontext()
 
 
@@ -276,11 +275,6 @@ def _note_skipped(run: Run, spec: Spec) -> None:
         if skipped:
             names = ", ".join(skipped[:3]) + (" ..." if len(skipped) > 3 else "")
             run.note("pictures_skipped", f"{len(skipped)} damaged pictures were skipped: {names}")
-
-
-def _address(path: Path) -> tuple[int, int]:
-    """Round and client of an observation file."""
-    return int(path.parent.name.split("-")[1]), int(path.stem.split("-")[1])
 
 
 def _ledgers(jobs: list[Job]) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from fedsim.auditing import check_needs
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import FedsimError, ObservationError
 from fedsim.core.metrics import psnr
-from fedsim.core.observation import list_observations
+from fedsim.core.observation import address_of, list_observations
 from fedsim.core.spec import Component, Spec, load_spec
 from fedsim.core.store import Run
 from fedsim.scoring import load_pictures
@@ -36,10 +36,16 @@ def attack_offline(
     run = Run(found[0].parents[2])
     spec = _spec(run, threat)
     check_needs(component, spec)
-    label = component.name.partition(":")[2] or component.name
     results = (output or run.root / "offline").absolute()
     jobs = [
-        Job(path.parents[1].absolute(), results, *_address(path), component, label, trial)
+        Job(
+            path.parents[1].absolute(),
+            results,
+            *address_of(path),
+            component,
+            component.short_name,
+            trial,
+        )
         for path in found
         for trial in range(trials)
     ]
@@ -65,15 +71,6 @@ def _observations(source: Path) -> list[Path]:
     if not found:
         raise ObservationError(f"'{source}' holds no observation.")
     return found
-
-
-def _address(path: Path) -> tuple[int, int]:
-    try:
-        return int(path.parent.name.split("-")[1]), int(path.stem.split("-")[1])
-    except (IndexError, ValueError):
-        raise ObservationError(
-            f"'{path}' is no observation; they are named round-0001/client-0000.json."
-        ) from None
 
 
 def _spec(run: Run, threat: str | None) -> Spec:

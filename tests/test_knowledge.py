@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from fedsim.core.errors import NotGranted, ObservationError
 from fedsim.core.knowledge import FIELDS, THREATS, View, sealed
-from fedsim.core.observation import list_observations, read_observation
+from fedsim.core.observation import address_of, list_observations, read_observation
 from fedsim.core.store import Run
 from fedsim.core.vault import Vault
 
@@ -72,20 +72,16 @@ def test_the_vault_is_for_its_owner_only(small_run: Run) -> None:
 
 
 def test_the_vault_does_not_open_while_an_attack_runs(small_run: Run) -> None:
-    round_, client = _address(list_observations(small_run.observations)[0])
+    round_, client = address_of(list_observations(small_run.observations)[0])
     assert Vault(small_run.vault).read(round_, client).images.shape == (1, 3, 32, 32)
     with sealed(), pytest.raises(NotGranted, match="vault"):
         Vault(small_run.vault).read(round_, client)
 
 
-def _address(path: Path) -> tuple[int, int]:
-    return int(path.parent.name[-4:]), int(path.stem[-4:])
-
-
 def test_no_observation_file_holds_a_training_pixel_or_label(small_run: Run) -> None:
     """Every number the server has kept is weights, update or protocol: none is the picture."""
     for path in list_observations(small_run.observations):
-        truth = Vault(small_run.vault).read(*_address(path))
+        truth = Vault(small_run.vault).read(*address_of(path))
         pixels = truth.images.flatten()
         normalised = (pixels - 0.5) / 0.5
         for file in (path.with_suffix(".safetensors"), path.parent / "weights.safetensors"):

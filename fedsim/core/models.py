@@ -166,10 +166,6 @@ def vit_parts(model: nn.Module) -> VitParts:
     )
 
 
-def is_vit(model: nn.Module) -> bool:
-    return any(isinstance(m, PatchEmbed) for m in model.modules())
-
-
 def _named(parameters: Mapping[str, Tensor], last: str) -> str | None:
     return next((n for n in parameters if n.split(".")[-1] == last), None)
 

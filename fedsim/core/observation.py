@@ -78,6 +78,16 @@ def observation_path(root: Path, round_: int, client: int) -> Path:
     return root / f"{observation_name(round_, client)}.safetensors"
 
 
+def address_of(path: Path) -> tuple[int, int]:
+    """Round and client of an observation file."""
+    try:
+        return int(path.parent.name.split("-")[1]), int(path.stem.split("-")[1])
+    except (IndexError, ValueError):
+        raise ObservationError(
+            f"'{path}' is no observation; they are named round-0001/client-0000.json."
+        ) from None
+
+
 def write_weights(root: Path, round_: int, weights: Mapping[str, Tensor]) -> None:
     """What the server sends in this round, kept once for all its clients."""
     path = root / f"round-{round_:04d}" / "weights.safetensors"

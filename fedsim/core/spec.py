@@ -97,6 +97,11 @@ class Component(BaseModel):
     name: str
 
     @property
+    def short_name(self) -> str:
+        """The name in tables: of an import path, the class."""
+        return self.name.rpartition(":")[2]
+
+    @property
     def params(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
