@@ -146,12 +146,14 @@ def audit(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
     watch = watch or Silent()
     _note_skipped(run, spec)
     began = time.perf_counter()
-    chosen = set(victims(spec))
+    waiting = set(victims(spec))
     with _engine(spec):
         pool = _pool(spec, run, watch)
 
         def attack(round_: int, client: int) -> None:
-            if (round_, client) in chosen:
+            # Once each: a round that was cut short left observations and is done again.
+            if (round_, client) in waiting:
+                waiting.remove((round_, client))
                 for job in jobs_of(run, spec, [(round_, client)]):
                     pool.submit(job)
 

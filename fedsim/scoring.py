@@ -44,6 +44,7 @@ class Pictures:
 
     job: Job
     truth: Tensor
+    labels: Tensor
     guess: Tensor
     result: Reconstruction
 
@@ -55,8 +56,7 @@ def score_jobs(run: Run, jobs: list[Job]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for job in jobs:
         if (pictures := load_pictures(run, job)) is not None:
-            canary = canaries.get(job.victim)
-            rows += _rows(pictures, threat, canary, _true_labels(run, job))
+            rows += _rows(pictures, threat, canaries.get(job.victim))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -69,19 +69,12 @@ def load_pictures(run: Run, job: Job) -> Pictures | None:
     order = metrics.match_order(truth.images, result.images)
     blank = torch.full_like(truth.images[0], 0.5)  # an image the attack does not claim
     guess = torch.stack([result.images[row] if row >= 0 else blank for row in order])
-    if result.labels is not None and len(result.labels) == len(result.images):
-        result.labels = torch.tensor([int(result.labels[r]) if r >= 0 else -1 for r in order])
-    return Pictures(job, truth.images, guess, result)
+    return Pictures(job, truth.images, truth.labels, guess, result)
 
 
-def _true_labels(run: Run, job: Job) -> Tensor:
-    return Vault(run.vault).read(job.round, job.client).labels
-
-
-def _rows(
-    pictures: Pictures, threat: str, canary: float | None, labels: Tensor
-) -> list[dict[str, Any]]:
+def _rows(pictures: Pictures, threat: str, canary: float | None) -> list[dict[str, Any]]:
     job, truth, guess, result = pictures.job, pictures.truth, pictures.guess, pictures.result
+    labels = pictures.labels
     recovered = _align_labels(labels, result.labels)
     perceptual = metrics.lpips(truth, guess)
     columns = {

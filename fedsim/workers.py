@@ -260,6 +260,7 @@ class RayPool(Pool):
         cpus = spec.engine.cpus or os.cpu_count() or 1
         self.shared = ray.put(handout)
         self.jobs: queue.Queue[Job | None] = queue.Queue()
+        self.broken: Exception | None = None
         actor_class = ray.remote(AttackWorker)
         self.actors: list[Any] = [
             actor_class.options(
@@ -284,6 +285,8 @@ class RayPool(Pool):
 
     def drain(self) -> None:
         while self.jobs.unfinished_tasks:
+            if self.broken is not None:
+                raise self.broken
             time.sleep(0.05)  # not join(): Ctrl-C must get through
 
     def close(self) -> None:
@@ -300,8 +303,10 @@ class RayPool(Pool):
         while (job := self.jobs.get()) is not None:
             try:
                 self._settle(job, lambda job=job: self._remote(actor, job))  # type: ignore[misc]
-            finally:
-                self.jobs.task_done()
+            except Exception as error:  # not even a failure could be written: a full disk
+                self.broken = error
+                return
+            self.jobs.task_done()
 
     @staticmethod
     def _await_restart(actor: Any, seconds: float = 120) -> None:

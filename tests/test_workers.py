@@ -1,0 +1,26 @@
+"""Workers: what becomes of a pool that cannot write."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+
+import pytest
+
+from fedsim.core.spec import Component
+from fedsim.workers import Job, RayPool
+
+
+def test_a_feeder_that_cannot_write_ends_the_wait_with_its_reason(tmp_path: Path) -> None:
+    class FullDisk(RayPool):
+        def __init__(self) -> None:  # without Ray: the feeding alone is under test
+            self.jobs, self.broken = queue.Queue(), None
+
+        def _settle(self, job: Job, attempt: object) -> None:
+            raise OSError(28, "No space left on device")
+
+    pool = FullDisk()
+    pool.jobs.put(Job(tmp_path, tmp_path, 1, 0, Component(name="x"), "x", 0))
+    pool._feed(None)
+    with pytest.raises(OSError, match="No space left"):
+        pool.drain()
