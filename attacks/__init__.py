@@ -15,9 +15,19 @@ from fedsim.core.knowledge import FIELDS
 from fedsim.core.registry import build
 
 ATTACKS: dict[str, str] = {
+    "april": "attacks.april:April",
+    "april_closed": "attacks.april_closed:AprilClosed",
+    "deep_inversion": "attacks.deep_inversion:DeepInversion",
+    "dlg": "attacks.dlg:Dlg",
+    "grad_inversion": "attacks.grad_inversion:GradInversion",
+    "gradvit": "attacks.gradvit:GradVit",
+    "idlg": "attacks.idlg:IDlg",
     "inverting_gradients": "attacks.inverting_gradients:InvertingGradients",
     "patch_solve": "attacks.patch_solve:PatchSolve",
     "prior_only": "attacks.prior_only:PriorOnly",
+    "rgap": "attacks.rgap:RGap",
+    "row_space": "attacks.row_space:RowSpace",
+    "tag": "attacks.tag:TagAttack",
 }
 
 

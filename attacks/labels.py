@@ -1,47 +1,206 @@
 """Labels: read from the update of the classification head.
 
-With cross-entropy the head's bias has the gradient mean_i(p_i - y_i): only a class that is in
-the batch can have a negative entry, and with one image exactly the true class has.
+With cross-entropy, the gradient in the logits of sample i is p_i - y_i. The head's bias gets
+its mean over the batch, so only a class that is in the batch can have a negative entry; the
+head's weights get mean_i (p_i - y_i) h_i^T, with h_i the features of sample i. From these:
+
+- ``bias``: counts of every class, from the bias gradient; knows repeated labels.
+- ``min``: the classes whose weight rows hold the most negative entry (GradInversion Eq. 8);
+  distinct labels only.
+- ``sum``: the classes whose weight rows have the most negative sum (iDLG); needs features that
+  are never negative, as after a ReLU; a ViT's are signed.
+- ``steps``: counts behind a weight delta of local steps, whose predictions are followed along
+  the way (after RLU, Ma et al. 2023).
+
+The counts need the mean predictions p; they are those of the mean features, which are the
+least-squares solution of dW = db h^T.
+- ``auto`` takes what the update shows: ``steps`` for a delta whose protocol is known, ``bias``
+  where there is a bias, ``sum`` where the weight rows have one sign each, else ``min``.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.errors import AttackError
-from fedsim.core.learning import Update
-from fedsim.core.models import head_names
+from fedsim.core.errors import AttackError, ModelError
+from fedsim.core.learning import Protocol, Update
+from fedsim.core.models import head_names, vit_parts
+
+Rule = Literal["auto", "bias", "min", "sum", "steps"]
+_ONE_SIGN = 0.5  # of the rows: where features have one sign, so have the rows of absent classes
 
 
-def recover_labels(update: Update, model: nn.Module, batch_size: int) -> Tensor:
-    """The labels (B,) behind an update, sorted; a class may come more than once."""
-    names = head_names(model)
-    found = [update.tensors[name] for name in names if name in update.tensors]
-    if not found:
+@dataclass(frozen=True)
+class HeadUpdate:
+    """The update of the classifier, as an ascent direction."""
+
+    weight: Tensor | None  # (C, D)
+    bias: Tensor | None  # (C,)
+
+    @classmethod
+    def of(cls, update: Update, model: nn.Module) -> HeadUpdate:
+        names = head_names(model)
+        found = [update.tensors[name] for name in names if name in update.tensors]
+        if not found:
+            raise AttackError(
+                f"the update holds no gradient of the head ({', '.join(names)}), so the labels "
+                f"cannot be read from it."
+            )
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in found):
+            raise AttackError("the head's update holds numbers that are not finite.")
+        sign = -1.0 if update.kind == "delta" else 1.0  # a descent step goes against the gradient
+        by_rank = {tensor.dim(): sign * tensor.double().cpu() for tensor in found}
+        return cls(by_rank.get(2), by_rank.get(1))
+
+
+def recover_labels(
+    update: Update,
+    model: nn.Module,
+    count: int,
+    rule: Rule = "auto",
+    *,
+    protocol: Protocol | None = None,
+    steps: int = 1,
+) -> Tensor:
+    """The labels (count,) behind an update, sorted.
+
+    ``protocol`` and ``steps`` are how the client trained, where the attacker knows it.
+    """
+    head = HeadUpdate.of(update, model)
+    if rule == "auto":
+        rule = _choose(head, update, protocol)
+    if rule == "steps":
+        if protocol is None:
+            raise AttackError("labels: steps needs the client's optimiser, which is not known.")
+        return labels_from_steps(head, model, count, protocol, steps)
+    if rule == "bias":
+        if head.bias is None:
+            raise AttackError("labels: bias needs the head's bias, which the update lacks.")
+        if update.kind == "delta":
+            return labels_from_counts(head.bias, count)
+        return labels_from_bias(head, model, count)
+    if head.weight is None:
+        raise AttackError(f"labels: {rule} needs the head's weight, which the update lacks.")
+    if rule == "min":
+        return labels_by_min(head.weight, count)
+    return labels_by_sum(head.weight, count)
+
+
+def _choose(head: HeadUpdate, update: Update, protocol: Protocol | None) -> Rule:
+    known = protocol is not None and protocol.optimizer == "sgd" and protocol.clip is None
+    if update.kind == "delta" and known and head.bias is not None and head.weight is not None:
+        return "steps"
+    if head.bias is not None:
+        return "bias"
+    assert head.weight is not None
+    return "sum" if one_signed(head.weight) >= _ONE_SIGN else "min"
+
+
+def one_signed(weight: Tensor) -> float:
+    """The share of rows whose entries nearly all have one sign."""
+    positive = (weight > 0).double().sum(1)
+    present = (weight != 0).double().sum(1).clamp(min=1)
+    lean = torch.maximum(positive, present - positive) / present
+    return float((lean > 0.95).double().mean())
+
+
+def labels_by_min(weight: Tensor, count: int) -> Tensor:
+    """Distinct labels: the ``count`` classes with the most negative entry in their row."""
+    _enough_classes(weight, count)
+    return weight.amin(1).argsort()[:count].sort().values
+
+
+def labels_by_sum(weight: Tensor, count: int) -> Tensor:
+    """Distinct labels: the ``count`` classes with the most negative sum of their row."""
+    _enough_classes(weight, count)
+    return weight.sum(1).argsort()[:count].sort().values
+
+
+def _enough_classes(weight: Tensor, count: int) -> None:
+    if count > len(weight):
         raise AttackError(
-            f"the update holds no gradient of the head ({', '.join(names)}), so the labels "
-            f"cannot be read from it."
+            f"this rule finds distinct labels, but {count} images are more than the "
+            f"{len(weight)} classes; use labels: bias."
         )
-    evidence = (found[-1] if found[-1].dim() == 1 else found[0].sum(1)).double().cpu()
-    if update.kind == "delta":
-        evidence = -evidence  # a descent step moves against the gradient
-        return labels_from_counts(evidence, batch_size, scale_known=False)
-    return labels_from_counts(evidence, batch_size, scale_known=len(found[-1].shape) == 1)
 
 
-def labels_from_counts(gradient: Tensor, batch_size: int, *, scale_known: bool = True) -> Tensor:
-    """Greedy counting on the head's bias gradient (C,), after LLG (Wainakh et al. 2022).
+def labels_from_bias(head: HeadUpdate, model: nn.Module, count: int) -> Tensor:
+    """Counts behind one gradient:  n = B (mean p - db)."""
+    assert head.bias is not None
+    start = _predictions(head, model, head.bias, head.weight)
+    return counted(start - head.bias, count, head.bias < 0)
 
-    Each sample pulls its class down by one impact: the most negative class is taken, one impact
-    is given back, and so on. In a gradient the impact is 1 / B; where the scale is not known (a
-    weight delta, a head without bias) it is estimated from the sum of the negative entries.
+
+def labels_from_steps(
+    head: HeadUpdate, model: nn.Module, count: int, protocol: Protocol, steps: int
+) -> Tensor:
+    """Counts of ``count`` samples seen over ``steps`` SGD steps, from the head's delta.
+
+    The predictions move from where they were to where the update leaves them; their mean along
+    the way is what the bias moved up by.
+    """
+    assert head.weight is not None
+    assert head.bias is not None
+    own = dict(model.named_parameters())
+    weight, bias = (own[name].detach().double().cpu() for name in head_names(model))
+    pull = sum((1 - protocol.momentum ** (k + 1)) / (1 - protocol.momentum) for k in range(steps))
+    decay = protocol.weight_decay
+    step_bias = (head.bias / protocol.lr - decay * steps * bias) / pull
+    step_weight = (head.weight / protocol.lr - decay * steps * weight) / pull
+    along = [
+        _predictions(head, model, step_bias, step_weight, share=k / steps) for k in range(steps)
+    ]
+    return counted(torch.stack(along).mean(0) - step_bias, count, step_bias < 0)
+
+
+def _predictions(
+    head: HeadUpdate,
+    model: nn.Module,
+    bias_step: Tensor,
+    weight_step: Tensor | None,
+    share: float = 0.0,
+) -> Tensor:
+    """What the model predicts on average, (C,), after a share of the update.
+
+    The mean features are the least-squares solution h of dW = db h^T. One softmax of a mean is
+    surer than the mean of softmaxes, so this is halved with knowing nothing.
+    """
+    uniform = torch.full_like(bias_step, 1 / len(bias_step))
+    if weight_step is None:
+        return uniform
+    features = weight_step.T @ bias_step / bias_step.square().sum().clamp(min=1e-300)
+    own = dict(model.named_parameters())
+    names = head_names(model)
+    logits = own[names[0]].detach().double().cpu() @ features
+    if len(names) > 1:
+        logits = logits + own[names[1]].detach().double().cpu()
+    if share and head.weight is not None and head.bias is not None:
+        logits = logits - share * (head.weight @ features + head.bias)
+    return (logits.softmax(0) + uniform) / 2
+
+
+def counted(seen: Tensor, count: int, present: Tensor) -> Tensor:
+    """Labels from the estimated share of every class; what is proven to be there comes first."""
+    taken = present.long()
+    if int(taken.sum()) > count:  # more proofs than samples: noise; the largest shares win
+        return seen.argsort(descending=True)[:count].sort().values
+    while int(taken.sum()) < count:
+        taken[int((count * seen - taken).argmax())] += 1
+    return torch.repeat_interleave(torch.arange(len(taken)), taken)
+
+
+def labels_from_counts(gradient: Tensor, batch_size: int) -> Tensor:
+    """Greedy counting on a bias gradient of unknown scale, after LLG (Wainakh et al. 2022).
+
+    Each sample pulls its class down by one impact, estimated from the sum of the negative
+    entries: the most negative class is taken, one impact is given back, and so on.
     """
     remaining = gradient.clone()
-    negative = remaining.clamp(max=0).sum().abs()
-    impact = 1 / batch_size
-    if not scale_known:
-        impact = float(negative) / batch_size * (1 + 1 / len(gradient))
+    impact = float(remaining.clamp(max=0).sum().abs()) / batch_size * (1 + 1 / len(gradient))
     labels = torch.nonzero(gradient < 0).flatten()[:batch_size].tolist()  # proofs of presence
     remaining[labels] += impact
     while len(labels) < batch_size:
@@ -49,3 +208,46 @@ def labels_from_counts(gradient: Tensor, batch_size: int, *, scale_known: bool =
         labels.append(index)
         remaining[index] += impact
     return torch.tensor(sorted(labels), dtype=torch.long)
+
+
+def batch_size_from_rank(update: Update, model: nn.Module) -> int:
+    """How many samples stand behind one gradient, where nobody says: by rank.
+
+    The head's weight gradient is a sum of B outer products whose columns sum to zero over the
+    classes: its rank is B up to C - 1. Beyond, the first attention's weights of a ViT have rank
+    B N + 1 for N tokens, but only float64 shows it: in float32 its spectrum has no gap there.
+    """
+    if update.kind != "gradient":
+        raise AttackError("the batch size can be read from one gradient, not from a weight delta.")
+    head = HeadUpdate.of(update, model)
+    if head.weight is not None:
+        rank, most = numerical_rank(head.weight), min(len(head.weight) - 1, head.weight.shape[1])
+        if rank < most:
+            return max(1, rank)
+    try:
+        parts = vit_parts(model)
+    except ModelError:
+        parts = None
+    name = f"{parts.blocks[0]}.attn.qkv.weight" if parts and parts.blocks else ""
+    gradient = update.tensors.get(name)
+    if parts is not None and gradient is not None and gradient.dtype == torch.float64:
+        rank, tokens = numerical_rank(gradient), parts.tokens + parts.prefix_tokens
+        if rank < 0.9 * min(gradient.shape):
+            return max(1, round((rank - 1) / tokens))
+    raise AttackError(
+        "the batch is too large for its size to show in the rank of the update; grant batch_size."
+    )
+
+
+def numerical_rank(matrix: Tensor) -> int:
+    """Rank at the precision of float32: before the largest gap below one part in 1e4."""
+    values = torch.linalg.svdvals(matrix.double())
+    values = values[values > 0]
+    if not len(values):
+        return 0
+    relative = values / values[0]
+    steps = relative[:-1] / relative[1:]
+    gaps = torch.where(relative[1:] < 1e-4, steps, torch.zeros_like(steps))
+    if len(gaps) and float(gaps.max()) > 10:
+        return int(gaps.argmax()) + 1
+    return len(values)

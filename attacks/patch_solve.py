@@ -5,7 +5,10 @@ W (D, P) and E share the gradient G = dL/dE (N, D) of the tokens, so that
 
     dL/dW = G^T X
 
-holds exactly whatever comes after: pre-norm, residuals, class token or pooling, any depth. The
+holds exactly whatever comes after: pre-norm, residuals, class token or pooling, any depth. It
+also holds for the weight delta of several SGD steps on one image: every step adds its own
+G_k^T X with the same factor on both sides, whatever momentum and clipping make of it, and what
+weight decay adds is known. The
 least squares for X needs neither attention nor an inverse of W. It is determined where
 rank(G) = N; pre-norm makes the rows of G orthogonal to the ones vector, so the rank is at most
 D - 1. Derived here; APRIL (Lu et al. 2022) is kin: it solves for the tokens inside a modified
@@ -19,7 +22,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from attacks.labels import recover_labels
 from attacks.solvers import RidgeSolution, ridge_solve
@@ -40,6 +43,7 @@ class PatchSolve:
     needs: ClassVar[frozenset[str]] = frozenset(
         {"update", "weights", "architecture", "image_size", "normalisation", "batch_size"}
     )
+    uses: ClassVar[frozenset[str]] = frozenset({"optimizer", "learning_rate", "local_steps"})
 
     ridge: Annotated[float, Field(ge=0)] | None = None
     snap: bool = True
@@ -50,13 +54,17 @@ class PatchSolve:
         model = view.model()
         parts = vit_parts(model)
         update, batch = view.update, view.batch_size
-        solution = self._solve(update.tensors, parts)
+        notes: list[str] = []
+        tensors = update.tensors
+        if update.kind == "delta":
+            tensors = without_decay(view, model, notes)
+        solution = self._solve(tensors, parts)
         progress(1, 1, solution.residual)
 
         mean, std = (torch.tensor(c, dtype=torch.float64) for c in view.normalisation)
         image = fold_patches(solution.x.cpu(), parts)
         image = image * std.view(3, 1, 1) + mean.view(3, 1, 1)
-        notes = _notes(solution, parts, batch)
+        notes += _notes(solution, parts, batch)
         image = image.clamp(0, 1)
         if self.snap and (grid_distance := distance_to_8_bit(image)) < SNAP_BELOW:
             image = (image * 255).round().float() / 255
@@ -108,12 +116,51 @@ def fold_patches(patches: Tensor, parts: VitParts) -> Tensor:
     )
 
 
+def without_decay(view: View, model: nn.Module, notes: list[str]) -> dict[str, Tensor]:
+    """A weight delta less what weight decay made of the weights, as far as it is known.
+
+    SGD with momentum and decay is linear: the weights after the steps are f times those before,
+    plus a filter of the gradients that is the same for every weight. One number f, found by
+    running the recursion without gradients, takes the first part out.
+    """
+    delta = view.update.tensors
+    if not (view.grants("optimizer") and view.grants("learning_rate")):
+        notes.append("the client's optimiser is not known: solved as plain SGD")
+        return delta
+    protocol = view.protocol()
+    if protocol.optimizer != "sgd":
+        notes.append(f"{protocol.optimizer} scales every weight on its own: the system is bent")
+        return delta
+    if protocol.weight_decay == 0 or not view.grants("local_steps"):
+        return delta
+    steps, epochs = view.local_steps
+    if epochs:
+        steps = epochs * max(1, -(-round(view.update.num_examples / epochs) // view.batch_size))
+    weight, memory = 1.0, 0.0
+    for _ in range(steps or 1):
+        memory = protocol.momentum * memory + protocol.weight_decay * weight
+        weight -= protocol.lr * memory
+    own = dict(model.named_parameters())
+    return {
+        name: tensor.double() - (weight - 1) * own[name].detach().double()
+        for name, tensor in delta.items()
+    }
+
+
+POOR_FIT = 0.05  # relative residual beyond which several pictures must stand behind a delta
+
+
 def _notes(solution: RidgeSolution, parts: VitParts, batch: int) -> list[str]:
     notes = []
     if batch > 1:
         notes.append(
             f"underdetermined: a batch of {batch} images mixes in one system; the estimate is a "
             f"blend, given {batch} times"
+        )
+    elif solution.residual > POOR_FIT:
+        notes.append(
+            f"the equations of one image do not fit (residual {solution.residual:.2f}): noise, or "
+            f"several images stand behind the update"
         )
     if solution.rank < parts.tokens:
         notes.append(

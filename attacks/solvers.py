@@ -33,7 +33,7 @@ def ridge_solve(
     scale = float(s[0]) if len(s) and float(s[0]) > 0 else 1.0
     rank = int((s > scale * eps * max(a.shape) ** 0.5).sum())
     projected = u.T @ target  # (r, k)
-    outside = (target.square().sum() - projected.square().sum()).clamp(min=0)
+    outside = (target - u @ projected).square().sum()  # not as a difference of large sums
     chosen = _gcv(s / scale, projected, outside, a.shape[0], eps) if ridge is None else ridge
     filtered = s / (s.square() + chosen * scale**2).clamp(min=torch.finfo(s.dtype).tiny)
     x = vh.T @ (filtered[:, None] * projected) + prior

@@ -17,6 +17,7 @@ from fedsim.core.spec import Component
 DEFENSES: dict[str, str] = {
     "frozen_pe": "defenses.frozen_pe:FrozenPE",
     "gaussian_noise": "defenses.gaussian_noise:GaussianNoise",
+    "sinusoidal_pe": "defenses.sinusoidal_pe:SinusoidalPE",
 }
 
 

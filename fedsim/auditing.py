@@ -23,13 +23,14 @@ from defenses import create_defenses
 from fedsim.core.attack import Reconstruction
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import NotGranted, RunError, SpecError
-from fedsim.core.knowledge import FIELDS, THREATS
+from fedsim.core.knowledge import FIELDS, THREATS, granted_by
 from fedsim.core.metrics import lpips_unavailable
 from fedsim.core.models import build_model
 from fedsim.core.observation import Public, address_of, is_finite, list_observations
+from fedsim.core.prior_networks import load_prior
 from fedsim.core.spec import Component, DataSpec, Spec
 from fedsim.core.store import Run, write_json
-from fedsim.core.vault import Vault
+from fedsim.oracles import secrets_of
 from fedsim.scoring import failures, score_jobs
 from fedsim.server import AdversarialStrategy, cohort, create_strategy, read_checkpoint
 from fedsim.simulation import ray_session, run_federation
@@ -59,6 +60,7 @@ def prepare(spec: Spec) -> Plan:
     classes = len(images_of(spec.data, "train").classes)
     check_shards(spec)
     _check_surrogate(spec)
+    _check_prior(spec)
     model = build_model(
         spec.model, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed
     )
@@ -91,7 +93,7 @@ def labelled_attacks(spec: Spec) -> list[tuple[str, Component]]:
         count = sum(1 for label in taken if label == short or label.startswith(f"{short}-"))
         labelled.append((f"{short}-{count + 1}" if count else short, component))
     baseline = Component(name=BASELINE)
-    grants = THREATS[spec.threat.model].grants
+    grants = granted_by(spec.threat)
     if BASELINE not in [label for label, _ in labelled] and "image_size" in grants:
         labelled.append((BASELINE, baseline))
     return labelled
@@ -234,14 +236,8 @@ def _engine(spec: Spec) -> AbstractContextManager[None]:
 
 def _pool(spec: Spec, run: Run, watch: Watch) -> Pool:
     handout = Handout(spec.threat, spec.seed, spec.engine.device, load_surrogate(spec))
-
-    def labels(job: Job) -> Tensor | None:
-        if not spec.threat.oracle_labels:
-            return None
-        return Vault(run.vault).read(job.round, job.client).labels
-
     kind = RayPool if spec.engine.kind == "ray" else InlinePool
-    return kind(spec, handout, watch, labels)
+    return kind(spec, handout, watch, secrets_of(spec, run))
 
 
 def load_surrogate(spec: Spec) -> Tensor | None:
@@ -258,10 +254,18 @@ def _check_surrogate(spec: Spec) -> None:
     source = spec.threat.surrogate
     if source is None:
         return
-    if "surrogate" not in THREATS[spec.threat.model].grants:
+    if "surrogate" not in granted_by(spec.threat):
         raise SpecError(f"threat {spec.threat.model} grants no surrogate data; threat D does.")
     if (source.name, source.path) == (spec.data.name, spec.data.path):
         raise SpecError("threat.surrogate is the clients' own data; give the attacker other data.")
+
+
+def _check_prior(spec: Spec) -> None:
+    if spec.threat.prior is None:
+        return
+    if "priors" not in granted_by(spec.threat):
+        raise SpecError(f"threat {spec.threat.model} grants no prior network; threat D does.")
+    load_prior(spec.threat.prior)
 
 
 def _require_observations(run: Run) -> None:

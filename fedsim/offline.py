@@ -18,7 +18,7 @@ from fedsim.core.spec import Component, Spec, load_spec
 from fedsim.core.store import Run
 from fedsim.scoring import load_pictures
 from fedsim.watch import Silent, Watch
-from fedsim.workers import Handout, InlinePool, Job
+from fedsim.workers import Handout, InlinePool, Job, Secrets
 
 
 def attack_offline(
@@ -50,7 +50,7 @@ def attack_offline(
         for trial in range(trials)
     ]
     handout = Handout(spec.threat, spec.seed, spec.engine.device)
-    pool = InlinePool(spec, handout, watch, lambda job: None)
+    pool = InlinePool(spec, handout, watch, lambda job: Secrets())
     for job in jobs:
         job.result.unlink(missing_ok=True)
         pool.submit(job)

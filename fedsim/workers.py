@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,9 +27,11 @@ from defenses import create_defenses
 from fedsim.core.attack import Progress, Reconstruction, no_progress
 from fedsim.core.device import resolve_device, threads
 from fedsim.core.errors import AttackError, FedsimError
-from fedsim.core.knowledge import THREATS, View, sealed
+from fedsim.core.knowledge import Statistics, View, granted_by, sealed
 from fedsim.core.models import build_architecture
+from fedsim.core.notebook import Notebook
 from fedsim.core.observation import Observation, Public, observation_name, read_observation
+from fedsim.core.prior_networks import load_prior
 from fedsim.core.spec import Component, ModelSpec, Spec, ThreatSpec
 from fedsim.core.store import write_json
 from fedsim.simulation import ATTACK_RESOURCE
@@ -63,6 +66,11 @@ class Job:
         return self.results / self.label / f"{self.victim}-trial-{self.trial}.safetensors"
 
     @property
+    def notebook(self) -> Path:
+        """Where a long attack keeps its state, to go on from after a crash."""
+        return self.result.with_suffix(".unfinished.safetensors")
+
+    @property
     def failure(self) -> Path:
         return self.result.with_suffix(".failed.json")
 
@@ -82,8 +90,15 @@ class Handout:
 
     @property
     def granted(self) -> frozenset[str]:
-        extra = {"oracle_labels"} if self.threat.oracle_labels else set()
-        return THREATS[self.threat.model].grants | extra
+        return granted_by(self.threat)
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What of the truth the threat model grants on one observation."""
+
+    labels: Tensor | None = None
+    statistics: Statistics | None = None
 
 
 def announced_model(public: Public) -> nn.Module:
@@ -99,16 +114,20 @@ def announced_model(public: Public) -> nn.Module:
 
 
 def perform(
-    job: Job, handout: Handout, labels: Tensor | None, progress: Progress = no_progress
+    job: Job, handout: Handout, secrets: Secrets, progress: Progress = no_progress
 ) -> Reconstruction:
     """Run one job here and now."""
     observation = read_observation(job.observation)
+    prior = handout.threat.prior
     view = View(
         observation,
         handout.granted,
         architecture=lambda: announced_model(observation.public),
         surrogate=handout.surrogate,
-        oracle_labels=labels,
+        oracle_labels=secrets.labels,
+        batch_statistics=secrets.statistics,
+        prior=partial(load_prior, prior) if prior is not None else None,
+        notebook=Notebook(job.notebook),
         seed=job.seed(handout.seed),
     )
     attack = create_attack(job.attack.name, **job.attack.params)
@@ -141,18 +160,18 @@ class Watcher(Protocol):
     def finished(self, job: Job, failure: str | None) -> None: ...
 
 
-Labels = Callable[[Job], Tensor | None]
+Lookup = Callable[[Job], Secrets]
 
 
 class Pool:
     """Jobs in, results on disk; the subclasses say where the work is done."""
 
-    def __init__(self, spec: Spec, handout: Handout, watcher: Watcher, labels: Labels):
-        self.retries, self.handout, self.watcher, self.labels = (
+    def __init__(self, spec: Spec, handout: Handout, watcher: Watcher, secrets: Lookup):
+        self.retries, self.handout, self.watcher, self.secrets = (
             spec.engine.retries,
             handout,
             watcher,
-            labels,
+            secrets,
         )
 
     def submit(self, job: Job) -> None:
@@ -218,7 +237,7 @@ class InlinePool(Pool):
                 self.watcher.progressed(job, done, total, loss)
 
             def attempt(job: Job = job, report: Progress = report) -> Reconstruction:
-                return perform(job, self.handout, self.labels(job), report)
+                return perform(job, self.handout, self.secrets(job), report)
 
             self._settle(job, attempt)
 
@@ -230,11 +249,11 @@ class AttackWorker:
         self.cpu_threads = cpu_threads
         self.state: tuple[int, int, float | None] = (0, 0, None)
 
-    def perform(self, job: Job, handout: Handout, labels: Tensor | None) -> Reconstruction:
+    def perform(self, job: Job, handout: Handout, secrets: Secrets) -> Reconstruction:
         self.state = (0, 0, None)
         with threads(self.cpu_threads):
             try:
-                return perform(job, handout, labels, self._report)
+                return perform(job, handout, secrets, self._report)
             except FedsimError as error:
                 # Ray wraps what an actor raises; ours must arrive as what they are.
                 raise _VerdictError(type(error).__name__, str(error)) from None
@@ -253,8 +272,8 @@ class _VerdictError(Exception):
 class RayPool(Pool):
     """Ray actors in a resource of their own, each fed by a thread here."""
 
-    def __init__(self, spec: Spec, handout: Handout, watcher: Watcher, labels: Labels):
-        super().__init__(spec, handout, watcher, labels)
+    def __init__(self, spec: Spec, handout: Handout, watcher: Watcher, secrets: Lookup):
+        super().__init__(spec, handout, watcher, secrets)
         workers = spec.engine.attack_workers
         gpus = ray.cluster_resources().get("GPU", 0)
         cpus = spec.engine.cpus or os.cpu_count() or 1
@@ -321,7 +340,7 @@ class RayPool(Pool):
 
     def _remote(self, actor: Any, job: Job) -> Reconstruction:
         self._await_restart(actor)
-        future = actor.perform.remote(job, self.shared, self.labels(job))
+        future = actor.perform.remote(job, self.shared, self.secrets(job))
         while not ray.wait([future], timeout=0.3)[0]:
             try:
                 done, total, loss = ray.get(actor.status.remote(), timeout=1)

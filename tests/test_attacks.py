@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from attacks import create_attack
-from attacks.labels import labels_from_counts, recover_labels
 from attacks.patch_solve import distance_to_8_bit, fold_patches
-from attacks.priors import total_variation
 from attacks.solvers import ridge_solve
 from clients.datasets import load_images
+from defenses.frozen_pe import FrozenPE
+from defenses.sinusoidal_pe import SinusoidalPE
 from fedsim.core.attack import Reconstruction, no_progress
 from fedsim.core.errors import AttackError, SpecError
-from fedsim.core.knowledge import THREATS, View
-from fedsim.core.learning import Protocol, Update, local_update
+from fedsim.core.knowledge import THREATS, PriorModel, View, granted_by
+from fedsim.core.learning import local_update
 from fedsim.core.metrics import psnr, ssim
 from fedsim.core.models import build_architecture, build_model, vit_parts
 from fedsim.core.observation import Observation, Public
-from fedsim.core.spec import DataSpec, ModelSpec, Spec, TrainSpec
+from fedsim.core.spec import DataSpec, ModelSpec, Spec, ThreatSpec, TrainSpec
 
 TINY = ModelSpec(options={"patch_size": 8, "depth": 2, "embed_dim": 96})
 CPU = torch.device("cpu")
@@ -42,8 +42,10 @@ def observe(model: ModelSpec, images, labels, train: TrainSpec | None = None) ->
     return Observation(1, 0, net.state_dict(), update, public)
 
 
-def attack(observation: Observation, name: str, factory=None, **params) -> Reconstruction:
-    """An attack under threat B, its ledger checked against what it said it needs."""
+def attack(
+    observation: Observation, name: str, factory=None, threat: str = "B", **params
+) -> Reconstruction:
+    """An attack, its ledger checked against what it said it needs and uses."""
     public = observation.public
 
     def announced() -> nn.Module:
@@ -51,9 +53,10 @@ def attack(observation: Observation, name: str, factory=None, **params) -> Recon
         size, classes = public.image_size, public.num_classes
         return build_architecture(spec, image_size=size, num_classes=classes)
 
-    view = View(observation, THREATS["B"].grants, architecture=factory or announced)
+    view = View(observation, THREATS[threat].grants, architecture=factory or announced)
     result = create_attack(name, **params).reconstruct(view, device=CPU, progress=no_progress)
-    assert set(view.ledger) <= create_attack(name, **params).needs
+    said = create_attack(name, **params)
+    assert set(view.ledger) <= said.needs | getattr(said, "uses", frozenset())
     return result
 
 
@@ -142,18 +145,347 @@ def convnet() -> nn.Module:
         )
 
 
-def test_inverting_gradients_recovers_an_image_far_better_than_a_guess() -> None:
-    images, labels = photos(16, [70])
-    public = Public.of(Spec(data=DataSpec(image_size=16)), num_classes=8)
+def convnet_observation(side: int = 16, picture: int = 70) -> tuple[Observation, torch.Tensor]:
+    images, labels = photos(side, [picture])
+    public = Public.of(Spec(data=DataSpec(image_size=side)), num_classes=8)
     update = local_update(convnet(), [(images, labels)], public.protocol)
-    observation = Observation(1, 0, convnet().state_dict(), update, public)
-    found = attack(observation, "inverting_gradients", convnet, steps=300, tv=1e-3)
+    return Observation(1, 0, convnet().state_dict(), update, public), images
+
+
+MATCHING = {
+    "dlg": {"steps": 120},
+    "idlg": {"steps": 80},
+    "inverting_gradients": {"steps": 200, "tv": 1e-3},
+    "tag": {"steps": 200},
+    "deep_inversion": {"steps": 200},
+    "grad_inversion": {"steps": 200, "seeds": 2, "preset": "cpu", "tv": 0.001},
+}
+
+
+@pytest.mark.parametrize("name", MATCHING)
+def test_matching_attacks_recover_an_image_far_better_than_a_guess(name: str) -> None:
+    observation, images = convnet_observation()
+    found = attack(observation, name, convnet, **MATCHING[name])
     guess = attack(observation, "prior_only", convnet)
-    assert float(psnr(images, found.images)) > float(psnr(images, guess.images)) + 8
+    assert float(psnr(images, found.images)) > float(psnr(images, guess.images)) + 5
     assert float(ssim(images, found.images)) > float(ssim(images, guess.images)) + 0.3
     assert found.trace[-1][1] < found.trace[0][1]
     assert found.labels is not None
-    assert found.labels.tolist() == labels.tolist()
+    assert found.labels.tolist() == [int(photos(16, [70])[1])]
+    assert any("engine: first_order" in note for note in found.notes)
+
+
+def smooth_vit() -> nn.Module:
+    """A ViT of four patches and one block, with positions that matter, as in a trained one."""
+    spec = ModelSpec(options={"patch_size": 8, "depth": 1, "num_heads": 3})
+    model = build_model(spec, image_size=16, num_classes=8, seed=0)
+    with torch.no_grad():
+        model.get_parameter("pos_embed").mul_(25)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("april", {"alpha": 0.1}),
+        ("gradvit", {"preset": "cpu", "cost": "l2", "seeds": 1, "tv": 0.0, "patch": 1e-5}),
+    ],
+)
+def test_attacks_on_transformers_recover_an_image(name: str, params: dict) -> None:
+    images, labels = photos(16, [70])
+    public = Public.of(Spec(data=DataSpec(image_size=16)), num_classes=8)
+    update = local_update(smooth_vit(), [(images, labels)], public.protocol)
+    observation = Observation(1, 0, smooth_vit().state_dict(), update, public)
+    steps = {"steps": 250, "optimizer": "lbfgs", "lr": 1.0, "schedule": "constant"}
+    found = attack(observation, name, smooth_vit, **steps, **params)
+    guess = attack(observation, "prior_only", smooth_vit)
+    assert float(psnr(images, found.images)) > float(psnr(images, guess.images)) + 8
+    assert float(ssim(images, found.images)) > float(ssim(images, guess.images)) + 0.5
+
+
+@pytest.mark.parametrize("name", ["april", "gradvit", "row_space", "april_closed"])
+def test_attacks_on_transformers_decline_a_convolutional_network(name: str) -> None:
+    observation, _ = convnet_observation()
+    params = {"steps": 2} if name in ("april", "gradvit") else {}
+    with pytest.raises(AttackError, match="Vision Transformers"):
+        attack(observation, name, convnet, **params)
+
+
+def test_gradvit_uses_the_prior_network_in_its_second_phase_only() -> None:
+    images, labels = photos(32, [5])
+    observation = observe(TINY, images, labels)
+    asked = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            asked.append(len(x))
+            return self.layers(x)
+
+    half = (0.5, 0.5, 0.5)
+    view = View(
+        observation,
+        THREATS["D"].grants,
+        architecture=lambda: build_model(TINY, image_size=32, num_classes=8, seed=0),
+        prior=lambda: PriorModel("watched", Watched(), half, half),
+    )
+    gradvit = create_attack("gradvit", preset="cpu", steps=10, seeds=1)
+    gradvit.reconstruct(view, device=CPU, progress=no_progress)
+    assert len(asked) == 5  # of ten steps
+    assert "priors" in view.ledger
+
+
+def test_gradvit_says_when_it_has_no_prior_network() -> None:
+    images, labels = photos(32, [5])
+    result = attack(observe(TINY, images, labels), "gradvit", preset="cpu", steps=2, seeds=1)
+    assert any("no image prior" in note for note in result.notes)
+
+
+def test_the_presets_of_the_papers() -> None:
+    gradvit = create_attack("gradvit")
+    assert gradvit.steps == 120_000
+    assert gradvit.weights() == {
+        "matching": 4e-3,
+        "image": 0.2,
+        "patch": 1e-4,
+        "group": 1e-2,
+        "l2": 1e-4,
+        "tv": 1e-4,
+    }
+    assert gradvit.phases() == ((0.0, 4e-3), (0.5, 2e-3))
+    inversion = create_attack("grad_inversion")
+    named = {"matching": 1e-3, "tv": 1e-4, "l2": 1e-6, "bn": 0.1, "group": 0.01, "langevin": 0.2}
+    assert {name: inversion.weight(name) for name in named} == named
+    assert inversion.budget().langevin == 0.2
+    assert (inversion.lr, inversion.warmup) == (0.1, 50)
+
+
+def test_a_closed_form_is_a_start_for_matching() -> None:
+    images, labels = photos(32, [70])
+    observation = observe(TINY, images, labels)
+    result = attack(observation, "inverting_gradients", init="patch_solve", steps=2, lr=1e-6)
+    assert float(psnr(images, result.images)) > 60
+    del observation.update.tensors["pos_embed"]
+    result = attack(observation, "inverting_gradients", init="patch_solve", steps=2)
+    assert any("no closed form to start from" in note for note in result.notes)
+
+
+def test_only_the_selected_layers_are_matched() -> None:
+    images, labels = photos(32, [5])
+    observation = observe(TINY, images, labels)
+    whole = attack(observation, "inverting_gradients", steps=2)
+    part = attack(observation, "inverting_gradients", steps=2, parts=["attention"], blocks=[2, 2])
+    assert whole.loss != part.loss
+    with pytest.raises(AttackError, match="selection"):
+        attack(observation, "inverting_gradients", steps=2, blocks=[7, 9])
+
+
+def test_an_update_with_missing_layers_is_matched_by_the_rest() -> None:
+    observation, images = convnet_observation()
+    for name in ("0.weight", "0.bias"):
+        del observation.update.tensors[name]
+    found = attack(observation, "inverting_gradients", convnet, steps=150, tv=1e-3)
+    guess = attack(observation, "prior_only", convnet)
+    assert float(psnr(images, found.images)) > float(psnr(images, guess.images)) + 2
+
+
+def test_matching_declines_an_update_that_is_not_finite() -> None:
+    observation, _ = convnet_observation()
+    observation.update.tensors["0.weight"][0] = float("nan")
+    with pytest.raises(AttackError, match="finite"):
+        attack(observation, "inverting_gradients", convnet, steps=2)
+
+
+def test_matching_declines_layers_the_model_does_not_have() -> None:
+    observation, _ = convnet_observation()
+    observation.update.tensors["strange.weight"] = torch.ones(2)
+    with pytest.raises(AttackError, match="strange"):
+        attack(observation, "inverting_gradients", convnet, steps=2)
+
+
+def test_the_batch_size_is_read_from_the_rank_where_it_is_withheld() -> None:
+    images, labels = photos(32, [1, 100, 200])
+    observation = observe(TINY, images, labels)
+    granted = granted_by(ThreatSpec(model="B", withhold=["batch_size"]))
+    view = View(
+        observation,
+        granted,
+        architecture=lambda: build_model(TINY, image_size=32, num_classes=8, seed=0),
+    )
+    attack_ = create_attack("inverting_gradients", steps=2)
+    result = attack_.reconstruct(view, device=CPU, progress=no_progress)
+    assert len(result.images) == 3
+    assert "batch_size" not in view.ledger
+    assert any("batch size 3" in note for note in result.notes)
+
+
+# -- several local steps --------------------------------------------------------------------
+
+
+def several_steps(steps: int = 4) -> tuple[Observation, torch.Tensor]:
+    images, labels = photos(16, [70])
+    train = TrainSpec(upload="delta", local_steps=steps, lr=0.05)
+    public = Public.of(Spec(data=DataSpec(image_size=16), train=train), num_classes=8)
+    update = local_update(convnet(), [(images, labels)] * steps, public.protocol)
+    return Observation(1, 0, convnet().state_dict(), update, public), images
+
+
+@pytest.mark.parametrize("local", ["unroll", "surrogate", "single"])
+def test_local_steps_are_simulated(local: str) -> None:
+    observation, images = several_steps()
+    found = attack(
+        observation,
+        "inverting_gradients",
+        convnet,
+        threat="C",
+        local=local,
+        pictures=1,
+        steps=150,
+        tv=1e-3,
+    )
+    guess = attack(observation, "prior_only", convnet)
+    assert len(found.images) == 1
+    margin = 2 if local == "single" else 5  # pretending it was one step costs
+    assert float(psnr(images, found.images)) > float(psnr(images, guess.images)) + margin
+
+
+def test_auto_unrolls_what_it_knows_and_says_what_it_does_not() -> None:
+    observation, _ = several_steps()
+    told = attack(observation, "inverting_gradients", convnet, threat="C", steps=2)
+    assert len(told.images) == 4  # four steps of one picture each
+    untold = attack(observation, "inverting_gradients", convnet, threat="B", steps=2)
+    assert any("as if it were one gradient step" in note for note in untold.notes)
+
+
+def test_the_size_of_a_gradient_cannot_be_guessed_from_a_delta() -> None:
+    observation, _ = several_steps()
+    with pytest.raises(AttackError, match="cosine"):
+        attack(observation, "dlg", convnet, threat="B", steps=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9, "clip": 1.0},
+        {"weight_decay": 0.05, "momentum": 0.9},
+    ],
+)
+def test_patch_solve_survives_local_steps_on_one_image(options: dict) -> None:
+    images, labels = photos(32, [70])
+    train = TrainSpec(upload="delta", local_steps=5, lr=0.01, **options)
+    result = attack(observe(TINY, images, labels, train), "patch_solve", threat="C", snap=False)
+    assert float(psnr(images, result.images)) > 45
+
+
+def test_patch_solve_says_that_adamw_bends_its_system() -> None:
+    images, labels = photos(32, [70])
+    train = TrainSpec(upload="delta", local_steps=2, lr=0.001, optimizer="adamw")
+    result = attack(observe(TINY, images, labels, train), "patch_solve", threat="C")
+    assert any("adamw" in note for note in result.notes)
+
+
+# -- closed forms ---------------------------------------------------------------------------
+
+
+def prepared(spec: ModelSpec, side: int, prepare) -> nn.Module:
+    return prepare(build_model(spec, image_size=side, num_classes=8, seed=0))
+
+
+WIDE = ModelSpec(options={"patch_size": 8, "depth": 2})
+
+
+def observe_net(net: nn.Module, spec: ModelSpec, images, labels) -> Observation:
+    public = Public.of(Spec(data=DataSpec(image_size=images.shape[-1]), model=spec), num_classes=8)
+    update = local_update(net, [(images, labels)], public.protocol)
+    weights = {name: tensor.float() for name, tensor in net.state_dict().items()}
+    return Observation(1, 0, weights, update, public)
+
+
+def test_row_space_breaks_a_frozen_random_position_embedding() -> None:
+    images, labels = photos(32, [70])
+    net = prepared(WIDE, 32, FrozenPE().prepare_model)
+    observation = observe_net(net, WIDE, images, labels)
+    assert "pos_embed" not in observation.update.tensors
+    result = attack(observation, "row_space", lambda: prepared(WIDE, 32, FrozenPE().prepare_model))
+    assert float(psnr(images, result.images)) > 35
+    assert result.notes == []
+
+
+def test_row_space_is_stopped_by_positions_of_low_rank_and_says_so() -> None:
+    images, labels = photos(64, [70])
+    net = prepared(WIDE, 64, SinusoidalPE().prepare_model)
+    observation = observe_net(net, WIDE, images, labels)
+    result = attack(
+        observation, "row_space", lambda: prepared(WIDE, 64, SinusoidalPE().prepare_model)
+    )
+    assert float(psnr(images, result.images)) < 20
+    assert any("underdetermined" in note and "rank" in note for note in result.notes)
+
+
+def test_row_space_says_when_it_has_too_few_equations() -> None:
+    narrow = ModelSpec(options={"patch_size": 4, "depth": 2, "embed_dim": 96})
+    images, labels = photos(32, [70])
+    result = attack(observe(narrow, images, labels), "row_space")
+    assert any("underdetermined" in note and "unknowns" in note for note in result.notes)
+
+
+PLAIN = ModelSpec(options={"patch_size": 4, "depth": 2, "plain_first_block": True})
+
+
+def test_april_closed_is_exact_on_architecture_a_in_float64() -> None:
+    images, labels = photos(32, [70])
+    net = build_model(PLAIN, image_size=32, num_classes=8, seed=0).double()
+    result = attack(observe_net(net, PLAIN, images.double(), labels), "april_closed")
+    assert float(psnr(images, result.images)) > 80
+
+
+def test_april_closed_declines_any_other_first_block() -> None:
+    images, labels = photos(32, [70])
+    with pytest.raises(AttackError, match="plain_first_block"):
+        attack(observe(TINY, images, labels), "april_closed")
+
+
+def test_april_closed_says_what_the_pseudo_inverse_loses() -> None:
+    spec = ModelSpec(
+        options={"patch_size": 16, "depth": 2, "embed_dim": 96, "plain_first_block": True}
+    )
+    images, labels = photos(64, [70])
+    result = attack(observe(spec, images, labels), "april_closed")
+    assert any("96 channels for 768 pixels" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("activation", ["leaky_relu", "tanh"])
+def test_rgap_inverts_a_convolutional_network_layer_by_layer(activation: str) -> None:
+    options = {"channels": [12, 16], "strides": [1, 2], "activation": activation}
+    spec = ModelSpec(name="convnet", options=options)
+    images, labels = photos(8, [70])
+    result = attack(observe(spec, images, labels), "rgap")
+    assert float(psnr(images, result.images)) > 40
+
+
+def test_rgap_finds_the_features_without_a_head_bias() -> None:
+    options = {"channels": [12], "strides": [1], "activation": "leaky_relu", "head_bias": False}
+    spec = ModelSpec(name="convnet", options=options)
+    images, labels = photos(8, [70])
+    result = attack(observe(spec, images, labels), "rgap")
+    assert float(psnr(images, result.images)) > 40
+
+
+def test_rgap_says_when_a_layer_loses_information() -> None:
+    spec = ModelSpec(name="convnet", options={"channels": [2], "strides": [4]})
+    images, labels = photos(16, [70])
+    result = attack(observe(spec, images, labels), "rgap")
+    assert any("underdetermined: rank" in note for note in result.notes)
+
+
+def test_rgap_declines_what_is_no_plain_chain() -> None:
+    images, labels = photos(32, [70])
+    with pytest.raises(AttackError, match="plain chains"):
+        attack(observe(TINY, images, labels), "rgap")
 
 
 def test_inverting_gradients_works_through_attention_and_repeats_itself() -> None:
@@ -172,38 +504,6 @@ def test_prior_only_never_reads_the_update() -> None:
     observation.update.tensors.clear()
     result = attack(observation, "prior_only")
     assert torch.equal(result.images, torch.full_like(images, 0.5))
-
-
-def test_a_batch_with_repeated_labels_is_counted() -> None:
-    model = build_model(TINY, image_size=32, num_classes=8, seed=0)
-    images, _ = photos(32, range(0, 480, 60))
-    labels = torch.tensor([0, 0, 0, 2, 2, 5, 7, 7])
-    update = local_update(model, [(images, labels)], Protocol())
-    assert recover_labels(update, model, 8).tolist() == labels.tolist()
-
-
-def test_labels_are_also_read_from_a_weight_delta() -> None:
-    model = build_model(TINY, image_size=32, num_classes=8, seed=0)
-    images, labels = photos(32, [300])
-    update = local_update(model, [(images, labels)], Protocol(upload="delta"))
-    assert recover_labels(update, model, 1).tolist() == labels.tolist()
-
-
-def test_label_counting_on_a_case_by_hand() -> None:
-    # Four samples, p uniform over 4 classes, labels 1, 1, 1, 3: gradient = 1/4 - counts / 4.
-    gradient = torch.tensor([0.25, 0.25 - 0.75, 0.25, 0.25 - 0.25])
-    assert labels_from_counts(gradient, 4).tolist() == [1, 1, 1, 3]
-
-
-def test_labels_without_a_head_are_an_error_that_says_so() -> None:
-    model = build_model(TINY, image_size=32, num_classes=8, seed=0)
-    with pytest.raises(AttackError, match="head"):
-        recover_labels(Update("gradient", {}), model, 1)
-
-
-def test_total_variation_by_hand() -> None:
-    images = torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])
-    assert float(total_variation(images)) == pytest.approx(1.0)  # across 1, down 0
 
 
 def test_the_ridge_is_small_for_clean_and_large_for_noisy_equations() -> None:

@@ -73,7 +73,11 @@ class Reconstruction:
 
 @runtime_checkable
 class Attack(Protocol):
-    """One file under ``attacks/``, or any dataclass with these two."""
+    """One file under ``attacks/``, or any dataclass with these two.
+
+    An attack that also profits from fields it can do without names them in ``uses``, a set like
+    ``needs``.
+    """
 
     needs: ClassVar[frozenset[str]]
 

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.errors import NotGranted
+from fedsim.core.errors import NotGranted, SpecError, did_you_mean
 from fedsim.core.learning import Colour, Protocol, Update
+from fedsim.core.notebook import Notebook
 from fedsim.core.observation import Observation
+from fedsim.core.spec import ThreatSpec
 
 FIELDS: dict[str, str] = {
     "update": "the update the client uploaded",
@@ -74,7 +76,30 @@ def _threats() -> dict[str, Threat]:
 
 THREATS: dict[str, Threat] = _threats()
 
+
+def granted_by(threat: ThreatSpec) -> frozenset[str]:
+    """The fields that a spec's threat section grants."""
+    unknown = [name for name in threat.withhold if name not in FIELDS]
+    if unknown:
+        raise SpecError(
+            f"threat.withhold: there is no field '{unknown[0]}'{did_you_mean(unknown[0], FIELDS)}."
+        )
+    extra = {"oracle_labels"} if threat.oracle_labels else set()
+    return (THREATS[threat.model].grants | extra) - set(threat.withhold)
+
+
 ModelFactory = Callable[[], nn.Module]
+Statistics = dict[str, tuple[Tensor, Tensor]]  # BatchNorm layer -> mean and variance
+
+
+@dataclass(frozen=True)
+class PriorModel:
+    """A pretrained network of natural images, and the normalisation it expects."""
+
+    name: str
+    model: nn.Module
+    mean: Colour
+    std: Colour
 
 
 class View:
@@ -88,6 +113,9 @@ class View:
         architecture: ModelFactory,
         surrogate: Tensor | None = None,
         oracle_labels: Tensor | None = None,
+        batch_statistics: Statistics | None = None,
+        prior: Callable[[], PriorModel] | None = None,
+        notebook: Notebook | None = None,
         seed: int = 0,
     ):
         public, protocol = observation.public, observation.public.protocol
@@ -104,11 +132,14 @@ class View:
             "defenses": public.defenses,
             "surrogate": surrogate,
             "oracle_labels": oracle_labels,
+            "batch_statistics": batch_statistics,
+            "priors": prior,
         }
         self._known = {field: known[field] for field in granted if known.get(field) is not None}
         self._granted = granted
         self._read: list[str] = []
         self._seed = seed
+        self.notebook = notebook  # where a long attack keeps its state; it is no knowledge
 
     @property
     def ledger(self) -> list[str]:
@@ -172,6 +203,17 @@ class View:
         value: Tensor = self._field("oracle_labels")
         return value
 
+    @property
+    def batch_statistics(self) -> Statistics:
+        """Mean and variance of the private batch at every BatchNorm layer."""
+        value: Statistics = self._field("batch_statistics")
+        return value
+
+    def prior(self) -> PriorModel:
+        """The attacker's pretrained network of natural images."""
+        value: PriorModel = self._field("priors")()
+        return value
+
     def model(self) -> nn.Module:
         """A fresh model as the client received it: architecture, weights, mode."""
         factory, mode = self._field("architecture")
@@ -198,7 +240,7 @@ class View:
                 f"grant; it grants {', '.join(sorted(self._granted))}."
             )
         if name not in self._known:
-            raise NotGranted(f"'{name}' is granted but was not provided; see threat.{name}.")
+            raise NotGranted(f"'{name}' is granted but was not provided; see the threat section.")
         if name not in self._read:
             self._read.append(name)
         return self._known[name]

@@ -18,8 +18,11 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+import fedsim.core.convnet  # noqa: F401  registers our own small network with timm
 from fedsim.core.errors import ModelError, did_you_mean
 from fedsim.core.spec import ModelSpec
+
+PLAIN_FIRST_BLOCK = "plain_first_block"  # an option of ours, beside timm's
 
 
 def build_architecture(spec: ModelSpec, *, image_size: int, num_classes: int) -> nn.Module:
@@ -34,6 +37,7 @@ def build_model(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int
         near = did_you_mean(spec.name, timm.list_models())
         raise ModelError(f"timm knows no model '{spec.name}'{near}.")
     options: dict[str, Any] = {"num_classes": num_classes, **spec.options}
+    plain = bool(options.pop(PLAIN_FIRST_BLOCK, False))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -45,9 +49,43 @@ def build_model(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int
                 model = _create(spec, options)
             except TypeError as second:
                 raise _bad_options(spec, second) from second
+    if plain:
+        use_plain_first_block(model)
     if spec.checkpoint:
         load_checkpoint(model, Path(spec.checkpoint))
     return model
+
+
+class PlainBlock(nn.Module):
+    """Attention, norm and MLP one after the other, without norm before and without skips: the
+    first block of APRIL's Architecture A. It takes over a timm block's own parts."""
+
+    attn: nn.Module
+    norm2: nn.Module
+    mlp: nn.Module
+
+    def __init__(self, block: nn.Module):
+        super().__init__()
+        for name in ("attn", "norm2", "mlp"):
+            self.add_module(name, block.get_submodule(name))
+
+    def forward(self, tokens: Tensor, **options: Any) -> Tensor:
+        result: Tensor = self.mlp(self.norm2(self.attn(tokens, **options)))
+        return result
+
+
+def use_plain_first_block(model: nn.Module) -> None:
+    """Make ``model`` the Architecture A of APRIL: its first attention reads the bare tokens."""
+    parts = vit_parts(model)
+    blocks = model.get_submodule(parts.blocks[0].rpartition(".")[0]) if parts.blocks else None
+    first = model.get_submodule(parts.blocks[0]) if parts.blocks else None
+    wanted = ("attn", "norm2", "mlp")
+    if not isinstance(blocks, nn.Sequential | nn.ModuleList) or not all(
+        hasattr(first, name) for name in wanted
+    ):
+        raise ModelError(f"{PLAIN_FIRST_BLOCK} needs a ViT with blocks of attention and MLP.")
+    assert first is not None
+    blocks[0] = PlainBlock(first)
 
 
 def _create(spec: ModelSpec, options: dict[str, Any]) -> nn.Module:

@@ -95,11 +95,12 @@ class Component(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str
+    label: Annotated[str, Field(pattern=r"^[\w .+-]+$")] | None = None
 
     @property
     def short_name(self) -> str:
-        """The name in tables: of an import path, the class."""
-        return self.name.rpartition(":")[2]
+        """The name in tables: the label, or the name; of an import path, the class."""
+        return self.label or self.name.rpartition(":")[2]
 
     @property
     def params(self) -> dict[str, Any]:
@@ -113,11 +114,20 @@ class SurrogateSpec(_Section):
     path: str | None = None
 
 
+class PriorSpec(_Section):
+    """A pretrained network of the attacker's own (threat D, E and G)."""
+
+    name: str = "efficientnet_lite0"  # from its package, offline; or any timm name, from the hub
+    checkpoint: str | None = None
+
+
 class ThreatSpec(_Section):
     """What the attacker may know: a letter of the table in ``fedsim.core.knowledge``."""
 
     model: Literal["A", "B", "C", "D", "E", "F", "G", "H"] = "C"
     surrogate: SurrogateSpec | None = None
+    prior: PriorSpec | None = None
+    withhold: list[str] = []  # fields that the letter grants and this attacker lacks
     oracle_labels: bool = False
 
 

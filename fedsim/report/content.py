@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import RunError
-from fedsim.core.knowledge import FIELDS, THREATS
+from fedsim.core.knowledge import FIELDS, THREATS, granted_by
 from fedsim.core.spec import Component, Spec
 from fedsim.core.store import Run
 from fedsim.report.words import count, decibel
@@ -152,7 +152,7 @@ def _images(scores: pd.DataFrame) -> str:
 def threat_model(spec: Spec, summary: dict[str, Any]) -> dict[str, Any]:
     """Letter, name and words; what is granted, and which attack read it."""
     threat = THREATS[summary["threat"]]
-    granted = threat.grants | ({"oracle_labels"} if summary["oracle_labels"] else set())
+    granted = granted_by(spec.threat)
     readers = {entry["attack"]: entry.get("ledger", []) for entry in summary["verdicts"]}
     rows = [
         {

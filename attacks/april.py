@@ -1,0 +1,37 @@
+"""APRIL by optimisation (Lu et al. 2022): matching with a cosine on the position embedding.
+
+Minimises |g - g*|^2 - a cos(g_pe, g*_pe) (their Eq. 11), on any ViT whose position embedding is
+learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attacks.matching import MatchingAttack, Setting, Weight
+from attacks.objectives import Objective, PositionCosine, SquaredL2
+from attacks.priors import Term, total_variation
+from fedsim.core.errors import AttackError, ModelError
+from fedsim.core.models import vit_parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class April(MatchingAttack):
+    """``alpha`` weighs the position term, which the paper leaves open; ``tv`` is none of theirs."""
+
+    alpha: Weight = 1.0
+    tv: Weight = 0.0
+
+    def objective(self, setting: Setting) -> Objective:
+        try:
+            position = vit_parts(setting.model).position
+        except ModelError as error:
+            raise AttackError(f"april attacks Vision Transformers: {error}") from error
+        if position is None or position not in setting.update.tensors:
+            raise AttackError(
+                "april needs the gradient of a learned position embedding; the update has none."
+            )
+        return PositionCosine(SquaredL2(), position, self.alpha)
+
+    def terms(self, setting: Setting) -> list[Term]:
+        return [Term("tv", self.tv, total_variation)]

@@ -1,0 +1,92 @@
+"""DeepInversion (Yin et al. 2020) on gradients: matching with BatchNorm statistics as the prior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from attacks.matching import MatchingAttack, Setting, Weight
+from attacks.objectives import Objective, ObjectiveName, objective_of
+from attacks.priors import (
+    FeaturePrior,
+    Statistics,
+    Term,
+    batch_statistics,
+    l2_norm,
+    running_statistics,
+    to_device,
+    total_variation,
+    total_variation_norm,
+)
+
+BatchNormName = Literal["auto", "exact", "running", "none"]
+
+PRESETS: dict[str, dict[str, float]] = {
+    "paper": {"matching": 1e-3, "tv": 1e-4, "l2": 1e-6, "bn": 0.1, "group": 0.01, "langevin": 0.2},
+    "cpu": {"matching": 1.0, "tv": 0.05, "l2": 0.0, "bn": 1e-3, "group": 1e-3, "langevin": 0.0},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepInversion(MatchingAttack):
+    """``preset`` paper: the coefficients of GradInversion's paper, made for ResNet-50 at 224.
+    ``cpu``: a few hundred steps on a small network, where one cosine over all layers and total
+    variation as a mean get further. Coefficients that are given win over the preset's.
+
+    ``batchnorm``: which statistics the features are drawn to. ``exact`` are the batch's own,
+    from the buffers the client uploaded or from a threat model that grants them; ``running``
+    those of the model that was sent; ``auto`` the best there is."""
+
+    uses: ClassVar[frozenset[str]] = MatchingAttack.uses | {"batch_statistics"}
+
+    preset: Literal["paper", "cpu"] = "paper"
+    matching: Weight | None = None
+    tv: Weight | None = None
+    l2: Weight | None = None
+    bn: Weight | None = None
+    bn_first: Weight = 10.0
+    batchnorm: BatchNormName = "running"
+    cost: ObjectiveName | None = None
+
+    def weight(self, name: str) -> float:
+        """A coefficient: as given, else the preset's."""
+        given: float | None = getattr(self, name)
+        return PRESETS[self.preset][name] if given is None else given
+
+    def objective(self, setting: Setting) -> Objective:
+        return objective_of(self.cost or ("layer_l2" if self.preset == "paper" else "cosine"))
+
+    def phases(self) -> tuple[tuple[float, float], ...]:
+        return ((0.0, self.weight("matching")),)
+
+    def terms(self, setting: Setting) -> list[Term]:
+        variation = total_variation if self.preset == "cpu" else total_variation_norm
+        return [
+            Term("tv", self.weight("tv"), variation),
+            Term("l2", self.weight("l2"), l2_norm),
+        ]
+
+    def features(self, setting: Setting) -> FeaturePrior | None:
+        weight = self.weight("bn")
+        if weight == 0 or self.batchnorm == "none":
+            return None
+        statistics, words = self._statistics(setting)
+        if not statistics:
+            setting.notes.append(f"no BatchNorm prior: {words}")
+            return None
+        setting.notes.append(f"BatchNorm prior: {words}")
+        # The engine weighs what the matcher returns by the matching's weight; undo that here.
+        relative = weight / max(self.weight("matching"), 1e-12)
+        return FeaturePrior(to_device(statistics, setting.device), relative, self.bn_first)
+
+    def _statistics(self, setting: Setting) -> tuple[Statistics, str]:
+        if self.batchnorm in ("auto", "exact"):
+            if setting.view.grants("batch_statistics"):
+                return setting.view.batch_statistics, "statistics of the batch, as granted"
+            uploaded = batch_statistics(setting.model, setting.update)
+            if uploaded and setting.local == "single":
+                return uploaded, "statistics of the batch, from the uploaded buffers"
+            if self.batchnorm == "exact":
+                return {}, "the update shows no statistics of its batch"
+        statistics = running_statistics(setting.model)
+        return statistics, "the model's running statistics" if statistics else "it has no layer"

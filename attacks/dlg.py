@@ -1,0 +1,23 @@
+"""DLG (Zhu et al. 2019): images and soft labels together, squared l2, L-BFGS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attacks.engine import OptimizerName, ScheduleName
+from attacks.matching import Count, LabelRule, MatchingAttack, Setting
+from attacks.objectives import Objective, SquaredL2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dlg(MatchingAttack):
+    """No prior at all: what the gradient alone determines. The authors' steps are L-BFGS."""
+
+    steps: Count = 300
+    lr: float = 1.0
+    optimizer: OptimizerName = "lbfgs"
+    schedule: ScheduleName = "constant"
+    labels: LabelRule = "joint"
+
+    def objective(self, setting: Setting) -> Objective:
+        return SquaredL2()

@@ -1,0 +1,375 @@
+"""The matching engine: searches for images whose gradient is the one observed.
+
+It minimises a matching loss plus priors over any parametrisation of the images (pixels here;
+latents and weights of a generator are others), for several seeds side by side. Which images
+are best is decided by the matching loss alone. A long search leaves checkpoints in the
+attacker's notebook and goes on from them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from attacks.matcher import AGREEMENT, Match, Matcher, Way
+from attacks.priors import Term
+from fedsim.core.attack import Progress
+from fedsim.core.errors import AttackError
+from fedsim.core.notebook import Notebook
+
+EngineName = Literal["auto", "first_order", "double"]
+ScheduleName = Literal["constant", "cosine", "step"]
+OptimizerName = Literal["adam", "signed", "lbfgs"]
+
+
+class Parametrisation(Protocol):
+    """Images as a function of what is searched."""
+
+    variables: list[Tensor]  # leaves, with a leading dimension of seeds each
+
+    def images(self) -> Tensor:
+        """Normalised images (S, B, 3, H, W), differentiable in the variables."""
+        ...
+
+    def constrain(self) -> None:
+        """Bring the variables back to where they make sense; called after every step."""
+        ...
+
+
+@dataclass
+class Pixels:
+    """The images themselves, kept in the box of what a picture can be."""
+
+    start: Tensor  # (S, B, 3, H, W), normalised
+    low: Tensor  # black and white after normalisation, (3, 1, 1)
+    high: Tensor
+    boxed: bool = True
+
+    def __post_init__(self) -> None:
+        self.variables = [self.start.detach().clone().requires_grad_(True)]
+
+    def images(self) -> Tensor:
+        return self.variables[0]
+
+    def constrain(self) -> None:
+        if self.boxed:
+            with torch.no_grad():
+                self.variables[0].copy_(self.variables[0].clamp(self.low, self.high))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long and in which steps the search goes."""
+
+    steps: int
+    lr: float = 0.1
+    optimizer: OptimizerName = "adam"
+    schedule: ScheduleName = "cosine"
+    warmup: int = 0
+    langevin: float = 0.0  # noise after each step, times the step size
+    phases: tuple[tuple[float, float], ...] = ((0.0, 1.0),)  # (since, weight of the matching)
+    patience: int | None = None  # stop after so many steps without a better match
+    label_lr: float | None = None
+    save_seconds: float = 60.0
+
+    def rate(self, step: int) -> float:
+        """The step size of a step, counted from 0."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * done))
+        if self.schedule == "step":
+            return self.lr * 0.1 ** sum(done >= k / 8 for k in (3, 5, 7))
+        return self.lr
+
+    def matching_weight(self, done: float) -> float:
+        return next(weight for since, weight in reversed(self.phases) if done >= since)
+
+    def phase(self, done: float) -> int:
+        return sum(done >= since for since, _ in self.phases)
+
+
+@dataclass
+class Found:
+    """The best images of a search and how it got there."""
+
+    images: Tensor  # (B, 3, H, W), normalised
+    labels: Tensor  # (B,) or logits (B, C)
+    loss: float
+    trace: list[tuple[int, float]]
+    steps: int
+    by_seed: Tensor  # the best matching loss of every seed, (S,)
+    candidates: Tensor  # the best images of every seed, (S, B, 3, H, W)
+    notes: list[str] = field(default_factory=list)
+
+
+def search(
+    matcher: Matcher,
+    images: Parametrisation,
+    labels: Tensor,
+    budget: Budget,
+    *,
+    terms: Sequence[Term] = (),
+    generator: torch.Generator | None = None,
+    progress: Progress,
+    notebook: Notebook | None = None,
+) -> Found:
+    """Minimise matching plus priors over ``images`` (and over ``labels`` where they are soft)."""
+    return _Search(matcher, images, labels, budget, terms, generator, progress, notebook).run()
+
+
+class _Search:
+    """The state of one search; everything that a checkpoint must hold is an attribute."""
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        images: Parametrisation,
+        labels: Tensor,
+        budget: Budget,
+        terms: Sequence[Term],
+        generator: torch.Generator | None,
+        progress: Progress,
+        notebook: Notebook | None,
+    ):
+        self.matcher, self.space, self.budget, self.terms = matcher, images, budget, list(terms)
+        self.generator = generator or torch.Generator().manual_seed(0)
+        self.progress, self.notebook = progress, notebook
+        self.soft = labels.is_floating_point()
+        self.labels = labels.detach().clone().requires_grad_(True) if self.soft else labels
+        groups: list[dict[str, Any]] = [{"params": self.space.variables, "share": 1.0}]
+        if self.soft:
+            share = (budget.label_lr or budget.lr) / budget.lr
+            groups.append({"params": [self.labels], "share": share})
+        self.groups = groups
+        self.optimizers = self._optimizers()
+        start = self.space.images().detach()
+        self.best = start.clone()
+        self.best_labels = self.labels.detach().clone()
+        self.best_loss = torch.full((len(start),), math.inf, device=start.device)
+        self.best_at, self.record = 0, math.inf
+        self.trace: list[tuple[int, float]] = []
+        self.step = 0
+        self.saved = time.monotonic()
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def run(self) -> Found:
+        notes: list[str] = []
+        if self._resume():
+            notes.append(f"resumed at step {self.step}")
+        budget, every = self.budget, max(1, self.budget.steps // 50)
+        phase = budget.phase(self.step / budget.steps)
+        while self.step < budget.steps:
+            done = self.step / budget.steps
+            if budget.phase(done) != phase:  # another loss: what was best before does not count
+                phase = budget.phase(done)
+                self.best_loss.fill_(math.inf)
+                self.record = math.inf
+            loss = self._advance(done)
+            self.step += 1
+            if self.step % every == 0 or self.step == budget.steps:
+                value = float(loss.min())
+                self.trace.append((self.step, value))
+                self.progress(self.step, budget.steps, value)
+                if self._stale():
+                    notes.append(f"stopped early at step {self.step}: no better match since")
+                    break
+            self._save()
+        self._keep(self.matcher.value(self.space.images().detach(), self._targets()))
+        if not bool(torch.isfinite(self.best_loss).any()):
+            raise AttackError("the matching loss was never finite.")
+        seed = int(self.best_loss.nan_to_num(nan=math.inf).argmin())
+        if self.notebook is not None:
+            self.notebook.clear()
+        return Found(
+            self.best[seed],
+            self.best_labels[seed],
+            float(self.best_loss[seed]),
+            self.trace,
+            self.step,
+            self.best_loss.clone(),
+            self.best.clone(),
+            notes,
+        )
+
+    def _advance(self, done: float) -> Tensor:
+        """One step of every seed; the matching loss before it."""
+        images = self.space.images()
+        match = self.matcher(images.detach(), self._targets())
+        self._keep(match.value, images.detach())
+        self._differentiate(images, match, done)
+        rate = self.budget.rate(self.step)
+        self._move(rate, match.value)
+        if self.budget.langevin > 0:
+            with torch.no_grad():
+                for variable in self.space.variables:
+                    noise = torch.randn(variable.shape, generator=self.generator)
+                    variable.add_(noise.to(variable), alpha=rate * self.budget.langevin)
+        self.space.constrain()
+        return match.value
+
+    def _targets(self) -> Tensor:
+        return self.labels.detach() if self.soft else self.labels
+
+    def _differentiate(self, images: Tensor, match: Match, done: float) -> None:
+        """Fill ``.grad`` of everything searched: matching from the matcher, priors by autograd."""
+        weight = self.budget.matching_weight(done)
+        penalties = [
+            (term.weight * term.penalty(images, done)).sum()
+            for term in self.terms
+            if term.active(done)
+        ]
+        for variable in self.space.variables:
+            variable.grad = None
+        penalties = [penalty for penalty in penalties if penalty.requires_grad]
+        outputs = [images, *penalties]
+        towards = [weight * match.images, *[torch.ones_like(p) for p in penalties]]
+        torch.autograd.backward(outputs, towards, inputs=self.space.variables)
+        if self.soft:
+            assert match.labels is not None
+            self.labels.grad = weight * match.labels
+
+    def _keep(self, loss: Tensor, images: Tensor | None = None) -> None:
+        """Remember, seed by seed, the images that match best."""
+        images = self.space.images().detach() if images is None else images
+        better = loss < self.best_loss
+        pick = better.view(-1, *[1] * (images.dim() - 1))
+        self.best = torch.where(pick, images, self.best)
+        if self.soft:
+            self.best_labels = torch.where(
+                better.view(-1, 1, 1), self.labels.detach(), self.best_labels
+            )
+        self.best_loss = torch.where(better, loss, self.best_loss)
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        if self.budget.optimizer != "lbfgs":
+            return [torch.optim.Adam(self.groups, lr=self.budget.lr)]
+        # One a seed, so that their curvatures stay apart; views share memory with the variables.
+        self.views = [
+            [p.detach()[seed] for group in self.groups for p in group["params"]]
+            for seed in range(len(self.space.variables[0]))
+        ]
+        return [torch.optim.LBFGS(v, lr=self.budget.lr, max_iter=1) for v in self.views]
+
+    def _move(self, rate: float, loss: Tensor) -> None:
+        if self.budget.optimizer == "lbfgs":
+            self._move_lbfgs(rate, loss)
+            return
+        optimizer = self.optimizers[0]
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["share"]
+        if self.budget.optimizer == "signed":
+            for group in optimizer.param_groups:
+                for variable in group["params"]:
+                    variable.grad.sign_()
+        optimizer.step()
+
+    def _move_lbfgs(self, rate: float, loss: Tensor) -> None:
+        searched = [p for group in self.groups for p in group["params"]]
+        for seed, (optimizer, views) in enumerate(zip(self.optimizers, self.views, strict=True)):
+            for view, variable in zip(views, searched, strict=True):
+                assert variable.grad is not None
+                view.grad = variable.grad[seed].clone()
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step(partial(float, loss[seed]))
+
+    def _stale(self) -> bool:
+        if self.budget.patience is None:
+            return False
+        best = float(self.best_loss.min())
+        if best < self.record:
+            self.record, self.best_at = best, self.step
+        return self.step - self.best_at >= self.budget.patience
+
+    # -- checkpoints ------------------------------------------------------------------------
+
+    def _save(self, *, force: bool = False) -> None:
+        if self.notebook is None or self.step >= self.budget.steps:
+            return
+        if not force and time.monotonic() - self.saved < self.budget.save_seconds:
+            return
+        tensors = {"best": self.best, "best_labels": self.best_labels, "best_loss": self.best_loss}
+        tensors |= {f"variable.{i}": v.detach() for i, v in enumerate(self.space.variables)}
+        tensors["labels"] = self._targets()
+        tensors["generator"] = self.generator.get_state()
+        about: dict[str, Any] = {"step": self.step, "trace": self.trace, "best_at": self.best_at}
+        if self.budget.optimizer != "lbfgs":
+            for index, state in self.optimizers[0].state_dict()["state"].items():
+                tensors |= {f"adam.{index}.{key}": value for key, value in state.items()}
+        self.notebook.save(tensors, about)
+        self.saved = time.monotonic()
+
+    def _resume(self) -> bool:
+        """Go on from a checkpoint; L-BFGS starts its curvature afresh."""
+        page = self.notebook.load() if self.notebook is not None else None
+        if page is None:
+            return False
+        tensors, about = page
+        device = self.best.device
+        with torch.no_grad():
+            for index, variable in enumerate(self.space.variables):
+                variable.copy_(tensors[f"variable.{index}"])
+            if self.soft:
+                self.labels.copy_(tensors["labels"])
+        self.best, self.best_labels, self.best_loss = (
+            tensors[key].to(device) for key in ("best", "best_labels", "best_loss")
+        )
+        self.generator.set_state(tensors["generator"])
+        self.step, self.best_at = int(about["step"]), int(about["best_at"])
+        self.trace = [(int(step), float(loss)) for step, loss in about["trace"]]
+        if self.budget.optimizer != "lbfgs":
+            own = self.optimizers[0].state_dict()
+            states: dict[int, dict[str, Tensor]] = {}
+            for name, value in tensors.items():
+                if name.startswith("adam."):
+                    _, number, key = name.split(".")
+                    states.setdefault(int(number), {})[key] = value
+            own["state"] = states
+            self.optimizers[0].load_state_dict(own)
+        return True
+
+
+def choose_way(
+    make: Callable[[Way], Matcher], engine: EngineName, images: Tensor, labels: Tensor
+) -> tuple[Matcher, str]:
+    """The matcher to use, and why.
+
+    ``auto`` computes one derivative both ways, on this model and device, and takes the
+    first-order one, which does less work, wherever it agrees with double backward. Agreement
+    alone decides, not a stopwatch: the same seed must give the same numbers.
+    """
+    if engine != "auto":
+        return make(engine), f"engine: {engine}, as asked for"
+    reference = make("double")
+    try:
+        fast = make("first_order")
+    except AttackError as error:
+        return reference, f"engine: double ({error})"
+    sample, classes = images[:1], labels[:1]
+    a, seconds = _timed(fast, sample, classes)
+    b, reference_seconds = _timed(reference, sample, classes)
+    cosine = float(torch.cosine_similarity(a.images.flatten(), b.images.flatten(), dim=0))
+    words = f"cosine {cosine:.6f} to double backward, {seconds / reference_seconds:.2f} of its time"
+    if cosine >= AGREEMENT:
+        return fast, f"engine: first_order ({words})"
+    return reference, f"engine: double (first_order disagrees: {words})"
+
+
+def _timed(matcher: Matcher, images: Tensor, labels: Tensor) -> tuple[Match, float]:
+    matcher(images, labels)
+    began = time.perf_counter()
+    match = matcher(images, labels)
+    if images.device.type == "cuda":
+        torch.cuda.synchronize()
+    return match, max(time.perf_counter() - began, 1e-9)

@@ -1,0 +1,114 @@
+"""GradViT (Hatamizadeh et al. 2022): batches of Vision Transformers, in two phases.
+
+First gradient matching alone, then half of it with an image prior: the BatchNorm statistics of
+a CNN that has seen natural images. Throughout, a patch prior, consistency over seeds, l2 and
+total variation (their Eq. 1 to 11).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from attacks.matching import MatchingAttack, Setting, Weight
+from attacks.objectives import Objective, ObjectiveName, objective_of
+from attacks.priors import (
+    GroupConsistency,
+    PatchPrior,
+    PriorNetwork,
+    Term,
+    l2_norm,
+    total_variation,
+    total_variation_norm,
+)
+from fedsim.core.errors import AttackError, ModelError
+from fedsim.core.models import vit_parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradVit(MatchingAttack):
+    """``preset`` paper: the authors' objective and coefficients, for 120,000 steps on a GPU.
+    ``cpu``: a few hundred steps on a small ViT, where one cosine over all layers and priors taken
+    as means (whose weight does not depend on the size) get further.
+
+    ``scheduled`` False has prior and matching on from the start: the paper's ablation.
+    ``prior_network`` False leaves the CNN out even where the threat model grants one.
+    """
+
+    uses: ClassVar[frozenset[str]] = MatchingAttack.uses | {"priors"}
+
+    preset: Literal["paper", "cpu"] = "paper"
+    steps: int = 120_000
+    seeds: int = 4
+    matching: Weight | None = None
+    image: Weight | None = None
+    patch: Weight | None = None
+    group: Weight | None = None
+    l2: Weight | None = None
+    tv: Weight | None = None
+    cost: ObjectiveName | None = None
+    registered: bool = True
+    scheduled: bool = True
+    prior_network: bool = True
+    prior_size: int = 64
+
+    def weights(self) -> dict[str, float]:
+        """The coefficients: those given, else the preset's."""
+        presets = {
+            "paper": {
+                "matching": 4e-3,
+                "image": 2e-1,
+                "patch": 1e-4,
+                "group": 1e-2,
+                "l2": 1e-4,
+                "tv": 1e-4,
+            },
+            "cpu": {
+                "matching": 1.0,
+                "image": 1e-4,
+                "patch": 0.025,
+                "group": 1e-4,
+                "l2": 0.0,
+                "tv": 0.05,
+            },
+        }[self.preset]
+        given = {name: getattr(self, name) for name in presets}
+        return {n: presets[n] if value is None else value for n, value in given.items()}
+
+    def objective(self, setting: Setting) -> Objective:
+        return objective_of(self.cost or ("layer_l2" if self.preset == "paper" else "cosine"))
+
+    def phases(self) -> tuple[tuple[float, float], ...]:
+        weight = self.weights()["matching"]
+        return ((0.0, weight), (0.5, weight / 2)) if self.scheduled else ((0.0, weight),)
+
+    def terms(self, setting: Setting) -> list[Term]:
+        try:
+            parts = vit_parts(setting.model)
+        except ModelError as error:
+            raise AttackError(f"gradvit attacks Vision Transformers: {error}") from error
+        weights, small = self.weights(), self.preset == "cpu"
+        variation = total_variation if small else total_variation_norm
+        terms = [
+            Term("patch", weights["patch"], PatchPrior(parts.patch_size, mean=small)),
+            Term("group", weights["group"], GroupConsistency(self.registered)),
+            Term("l2", weights["l2"], l2_norm),
+            Term("tv", weights["tv"], variation),
+        ]
+        network = self._network(setting)
+        if network is not None and weights["image"] > 0:
+            since = 0.5 if self.scheduled else 0.0
+            terms.append(Term("image", weights["image"], network, since=since))
+        return terms
+
+    def _network(self, setting: Setting) -> PriorNetwork | None:
+        if not self.prior_network:
+            return None
+        if not setting.view.grants("priors"):
+            setting.notes.append(
+                "no image prior: the threat model provides no prior network (threat.prior)"
+            )
+            return None
+        prior, (mean, std) = setting.view.prior(), setting.view.normalisation
+        model = prior.model.to(setting.device)
+        return PriorNetwork(model, mean, std, prior.mean, prior.std, self.prior_size)

@@ -1,0 +1,339 @@
+"""Matching attacks: from a View to the engine and back. Each attack says only what is its own.
+
+A subclass names its objective and its priors; here stand the parameters they all share, the
+labels, what is to be matched, the start, and which kind of client is simulated.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attacks.engine import (
+    Budget,
+    EngineName,
+    OptimizerName,
+    Pixels,
+    ScheduleName,
+    choose_way,
+    search,
+)
+from attacks.labels import Rule, batch_size_from_rank, recover_labels
+from attacks.matcher import (
+    GradientMatcher,
+    Matcher,
+    Precision,
+    SurrogateMatcher,
+    UnrolledMatcher,
+    Way,
+)
+from attacks.objectives import Objective, Target
+from attacks.patch_solve import PatchSolve
+from attacks.priors import FeaturePrior, Term
+from attacks.selection import Part, select
+from fedsim.core.attack import Progress, Reconstruction, no_progress
+from fedsim.core.errors import AttackError
+from fedsim.core.knowledge import View
+from fedsim.core.learning import Update
+
+Count = Annotated[int, Field(ge=1)]
+Weight = Annotated[float, Field(ge=0)]
+LocalName = Literal["auto", "single", "unroll", "surrogate"]
+LabelRule = Rule | Literal["joint"]
+
+UNROLLED_AT_MOST = 16  # local steps; beyond, auto takes the surrogate, whose cost does not grow
+
+
+@dataclass
+class Setting:
+    """One observation as a matching attack sees it."""
+
+    view: View
+    device: torch.device
+    model: nn.Module
+    update: Update
+    side: int
+    count: int  # images to find
+    batches: list[list[int]]  # which of them each local step used, as far as one can know
+    local: Literal["single", "unroll", "surrogate"]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def box(self) -> tuple[Tensor, Tensor]:
+        """Black and white after normalisation."""
+        mean, std = (torch.tensor(c, device=self.device) for c in self.view.normalisation)
+        return ((0 - mean) / std).view(3, 1, 1), ((1 - mean) / std).view(3, 1, 1)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        low, high = self.box
+        return images.to(self.device) * (high - low) + low
+
+    def pixels(self, images: Tensor) -> Tensor:
+        low, high = self.box
+        return ((images - low) / (high - low)).clamp(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchingAttack:
+    """Parameters every matching attack has.
+
+    ``engine``: how the matching loss is differentiated (see `attacks.matcher`); ``seeds``: starts
+    searched side by side, the best match wins; ``init``: where they start; ``labels``: how labels
+    are read, or ``joint`` to search them with the images; ``parts`` and ``blocks``: which layers
+    are matched; ``masked``: match only what is not zero in the update; ``local``: how several
+    local steps are simulated; ``pictures``: how many images to find, where the protocol does not
+    tell; ``patience``: stop after so many steps without a better match; ``checkpoint_seconds``: how
+    often a long search writes down where it is.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset(
+        {"update", "weights", "architecture", "image_size", "normalisation"}
+    )
+    uses: ClassVar[frozenset[str]] = frozenset(
+        {"batch_size", "optimizer", "learning_rate", "local_steps", "oracle_labels"}
+    )  # read where they are granted
+
+    steps: Count = 400
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    seeds: Count = 1
+    optimizer: OptimizerName = "adam"
+    schedule: ScheduleName = "cosine"
+    warmup: Annotated[int, Field(ge=0)] = 0
+    langevin: Weight = 0.0
+    engine: EngineName = "auto"
+    precision: Precision = "float32"
+    compiled: bool = False
+    box: bool = True
+    init: Literal["noise", "uniform", "grey", "patch_solve"] = "noise"
+    labels: LabelRule = "auto"
+    parts: list[Part] | None = None
+    blocks: tuple[int, int] | None = None
+    masked: bool = False
+    local: LocalName = "auto"
+    pictures: Count | None = None
+    patience: Count | None = None
+    checkpoint_seconds: Weight = 60.0
+
+    # -- what an attack says of itself ------------------------------------------------------
+
+    def objective(self, setting: Setting) -> Objective:
+        raise NotImplementedError
+
+    def terms(self, setting: Setting) -> list[Term]:
+        """Priors on the images."""
+        return []
+
+    def features(self, setting: Setting) -> FeaturePrior | None:
+        """A prior on the BatchNorm features of the client's own model."""
+        return None
+
+    def phases(self) -> tuple[tuple[float, float], ...]:
+        """From which share of the steps on the matching loss has which weight."""
+        return ((0.0, 1.0),)
+
+    # -- the way from a view to a reconstruction ---------------------------------------------
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        setting = self._setting(view, device)
+        objective, features = self.objective(setting), self.features(setting)
+        target = self._target(setting, objective)
+        labels = self._labels(setting)
+        start = self._start(setting)
+
+        def make(way: Way) -> Matcher:
+            options = {
+                "way": way,
+                "precision": self.precision,
+                "compiled": self.compiled and way == "first_order",
+                "features": features,
+            }
+            model = copy.deepcopy(setting.model)
+            if setting.local == "unroll":
+                return UnrolledMatcher(
+                    model,
+                    target,
+                    objective,
+                    protocol=view.protocol(),
+                    batches=setting.batches,
+                    **options,
+                )
+            kind = SurrogateMatcher if setting.local == "surrogate" else GradientMatcher
+            return kind(model, target, objective, **options)  # type: ignore[arg-type]
+
+        matcher, words = choose_way(make, self.engine, start, labels)
+        low, high = setting.box
+        found = search(
+            matcher,
+            Pixels(start, low, high, boxed=self.box),
+            labels,
+            self.budget(),
+            terms=self.terms(setting),
+            generator=view.generator(),
+            progress=progress,
+            notebook=view.notebook,
+        )
+        images, classes = found.images, found.labels
+        if classes.is_floating_point():
+            classes = classes.argmax(-1)
+        return Reconstruction(
+            images=setting.pixels(images).cpu(),
+            labels=classes.cpu(),
+            loss=found.loss,
+            trace=found.trace,
+            notes=[*setting.notes, words, *matcher.notes, *found.notes],
+        )
+
+    def budget(self) -> Budget:
+        return Budget(
+            steps=self.steps,
+            lr=self.lr,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            warmup=self.warmup,
+            langevin=self.langevin or 0.0,
+            phases=self.phases(),
+            patience=self.patience,
+            save_seconds=self.checkpoint_seconds,
+        )
+
+    def _setting(self, view: View, device: torch.device) -> Setting:
+        model, update = view.model().to(device), view.update
+        notes: list[str] = []
+        if view.grants("batch_size"):
+            size = view.batch_size
+        else:
+            size = batch_size_from_rank(update, model)
+            notes.append(f"batch size {size}, from the rank of the update")
+        batches = _batches(view, update, size, self.pictures)
+        local = self._local(view, update, batches, notes)
+        if local == "single":
+            count = self.pictures or size
+        else:
+            count = max(max(rows) for rows in batches) + 1
+        return Setting(view, device, model, update, view.image_size, count, batches, local, notes)
+
+    def _local(
+        self, view: View, update: Update, batches: list[list[int]], notes: list[str]
+    ) -> Literal["single", "unroll", "surrogate"]:
+        """How the client is simulated; ``auto`` by what is known of its steps."""
+        if update.kind == "gradient":
+            return "single"
+        knows = all(map(view.grants, ("optimizer", "learning_rate", "local_steps")))
+        if knows and len(batches) == 1:
+            return "single"
+        if self.local != "auto":
+            if self.local == "unroll" and not knows:
+                raise AttackError("local: unroll needs the client's optimiser and learning rate.")
+            return self.local
+        if not knows:
+            notes.append("a weight delta is matched as if it were one gradient step")
+            return "single"
+        kind = view.protocol().optimizer
+        if len(batches) > UNROLLED_AT_MOST or kind != "sgd":
+            return "surrogate"
+        return "unroll"
+
+    def _target(self, setting: Setting, objective: Objective) -> Target:
+        names = select(setting.model, setting.update.tensors, parts=self.parts, blocks=self.blocks)
+        wanted = {n: setting.update.tensors[n].to(setting.device).float() for n in names}
+        if self.precision == "float64":
+            wanted = {n: setting.update.tensors[n].to(setting.device).double() for n in names}
+        if setting.update.kind == "delta" and setting.local != "unroll":
+            wanted = self._as_gradient(setting, wanted, objective)
+        return Target(wanted, masked=self.masked)
+
+    def _as_gradient(
+        self, setting: Setting, delta: dict[str, Tensor], objective: Objective
+    ) -> dict[str, Tensor]:
+        """The mean gradient behind a weight delta, as far as the protocol is known."""
+        view = setting.view
+        if setting.local == "surrogate" or not view.grants("learning_rate"):
+            if not getattr(objective, "scale_free", False):
+                raise AttackError(
+                    "the size of a gradient cannot be told from this weight delta; only an "
+                    "objective that compares directions (cosine) can match it."
+                )
+            return {name: -tensor for name, tensor in delta.items()}
+        steps, decay = len(setting.batches), 0.0
+        if view.grants("optimizer"):
+            decay = view.protocol().weight_decay
+        weights = dict(setting.model.named_parameters())
+        scale = 1 / (view.learning_rate * steps)
+        return {n: -scale * t - decay * weights[n].detach() for n, t in delta.items()}
+
+    def _labels(self, setting: Setting) -> Tensor:
+        """Labels (S, B) for every seed, or the logits of soft ones."""
+        view, count = setting.view, setting.count
+        if self.labels == "joint":
+            classes = _classes(setting.model)
+            coin = view.generator()
+            soft = torch.randn(self.seeds, count, classes, generator=coin)
+            return soft.to(setting.device)
+        if view.grants("oracle_labels"):
+            labels = view.oracle_labels[:count]
+        else:
+            protocol, steps = None, len(setting.batches)
+            knows = view.grants("optimizer") and view.grants("learning_rate")
+            if setting.update.kind == "delta" and knows:
+                protocol = view.protocol()
+            labels = recover_labels(
+                setting.update, setting.model, count, self.labels, protocol=protocol, steps=steps
+            )
+        return labels.to(setting.device).expand(self.seeds, -1)
+
+    def _start(self, setting: Setting) -> Tensor:
+        """Where the search starts: normalised images (S, B, 3, H, W)."""
+        shape = (self.seeds, setting.count, 3, setting.side, setting.side)
+        coin = setting.view.generator()
+        noise = torch.randn(shape, generator=coin).to(setting.device)
+        if self.init == "noise":
+            return noise
+        if self.init == "uniform":
+            return setting.normalised(torch.rand(shape, generator=coin))
+        if self.init == "grey":
+            return setting.normalised(torch.full(shape, 0.5)) + 0.01 * noise
+        try:
+            solved = PatchSolve().reconstruct(
+                setting.view, device=setting.device, progress=no_progress
+            )
+        except AttackError as error:
+            setting.notes.append(f"no closed form to start from: {error}")
+            return noise
+        setting.notes += [f"start: patch_solve; {note}" for note in solved.notes]
+        images = solved.images[:1].expand(setting.count, -1, -1, -1)
+        spread = torch.full((self.seeds, 1, 1, 1, 1), 0.1, device=setting.device)
+        spread[0] = 0.0 if setting.count == 1 else 0.1  # the first seed starts at the solution
+        return setting.normalised(images) + spread * noise
+
+
+def _batches(view: View, update: Update, size: int, pictures: int | None) -> list[list[int]]:
+    """Which images each local step used, as the protocol lets one assume.
+
+    Epochs go over the same images each time (in an order that only the client knows; ours is
+    fixed); plain steps take new ones each time, unless ``pictures`` says there are fewer.
+    """
+    if update.kind == "gradient" or not view.grants("local_steps"):
+        return [list(range(pictures or size))]
+    steps, epochs = view.local_steps
+    if epochs:
+        count = pictures or max(1, round(update.num_examples / epochs))
+        once = [list(range(at, min(at + size, count))) for at in range(0, count, size)]
+        return once * epochs
+    total = (steps or 1) * size
+    count = min(pictures or total, total)
+    return [
+        [row % count for row in range(step * size, (step + 1) * size)] for step in range(steps or 1)
+    ]
+
+
+def _classes(model: nn.Module) -> int:
+    from fedsim.core.models import head_names
+
+    return int(dict(model.named_parameters())[head_names(model)[0]].shape[0])

@@ -1,0 +1,305 @@
+"""R-GAP (Zhu, Blaschko 2021): one image, layer by layer from the head back, in closed form.
+
+Of every layer the output u and the gradient d = dL/du are known once the next layer is done;
+its input x then solves two linear systems at once: the layer itself, W x = u (as far as the
+activation can be undone), and its own gradient, dW = d x^T. For plain chains of convolutions and
+linear layers, one image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
+
+from attacks.labels import recover_labels
+from fedsim.core.attack import Progress, Reconstruction
+from fedsim.core.errors import AttackError
+from fedsim.core.knowledge import View
+
+LARGEST = 500_000_000  # numbers in one layer's system: 4 GB
+
+
+@dataclass(frozen=True)
+class Activation:
+    """How to undo an activation: its inverse, where it can be undone, and its slope."""
+
+    inverse: Callable[[Tensor], Tensor]
+    undone: Callable[[Tensor], Tensor]  # output -> where the inverse holds
+    slope: Callable[[Tensor], Tensor]  # output -> derivative
+
+
+def _everywhere(y: Tensor) -> Tensor:
+    return torch.ones_like(y, dtype=torch.bool)
+
+
+def _on(y: Tensor) -> Tensor:
+    """Which units of a ReLU were on; one that was off comes back as a number near zero."""
+    return y > 1e-4 * y.max()
+
+
+def _activation(module: nn.Module) -> Activation | None:
+    if isinstance(module, nn.ReLU):
+        return Activation(lambda y: y, _on, lambda y: _on(y).to(y.dtype))
+    if isinstance(module, nn.LeakyReLU):
+        a = module.negative_slope
+        return Activation(
+            lambda y: torch.where(y > 0, y, y / a),
+            _everywhere,
+            lambda y: torch.where(y > 0, torch.ones_like(y), torch.full_like(y, a)),
+        )
+    inside = 1 - 1e-12
+    if isinstance(module, nn.Tanh):
+        return Activation(
+            lambda y: torch.atanh(y.clamp(-inside, inside)), _everywhere, lambda y: 1 - y * y
+        )
+    if isinstance(module, nn.Sigmoid):
+        return Activation(
+            lambda y: torch.logit(y.clamp(1 - inside, inside)), _everywhere, lambda y: y * (1 - y)
+        )
+    if isinstance(module, nn.Identity):
+        return Activation(lambda y: y, _everywhere, torch.ones_like)
+    return None
+
+
+@dataclass(frozen=True)
+class RGap:
+    """Solves in float64. The error of a layer is handed on to those before it, so depth hurts."""
+
+    needs: ClassVar[frozenset[str]] = frozenset(
+        {"update", "weights", "architecture", "image_size", "normalisation", "batch_size"}
+    )
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        model, update = view.model(), view.update
+        if update.kind != "gradient":
+            raise AttackError("rgap works on one gradient, not on a weight delta.")
+        gradients = {n: t.double().cpu() for n, t in update.tensors.items()}
+        if not all(bool(torch.isfinite(t).all()) for t in gradients.values()):
+            raise AttackError("the update holds numbers that are not finite.")
+        layers = chain(model)
+        side = view.image_size
+        notes = []
+        if view.batch_size > 1:
+            notes.append(f"underdetermined: {view.batch_size} images mix in one system")
+        label = recover_labels(update, model, view.batch_size)
+        x = invert(layers, gradients, (3, side, side), int(label[0]), notes, progress)
+        mean, std = (torch.tensor(c, dtype=torch.float64).view(3, 1, 1) for c in view.normalisation)
+        image = (x.view(3, side, side) * std + mean).clamp(0, 1).float()
+        return Reconstruction(
+            images=image.repeat(view.batch_size, 1, 1, 1), labels=label, notes=notes
+        )
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or a linear layer, and the activation after it."""
+
+    name: str
+    module: nn.Conv2d | nn.Linear
+    after: Activation | None
+
+
+def chain(model: nn.Module) -> list[Layer]:
+    """The layers of a plain network, in order; anything else is declined."""
+    layers: list[Layer] = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            layers.append(Layer(name, module, None))
+        elif isinstance(module, nn.Flatten | nn.Sequential) or module is model:
+            continue
+        elif (activation := _activation(module)) is not None and layers:
+            if layers[-1].after is not None:
+                raise AttackError(f"rgap finds two activations in a row at '{name}'.")
+            layers[-1] = Layer(layers[-1].name, layers[-1].module, activation)
+        else:
+            raise AttackError(
+                f"rgap inverts plain chains of convolutions, linear layers and activations; "
+                f"'{name}' is a {type(module).__name__}."
+            )
+    if not layers or not isinstance(layers[-1].module, nn.Linear) or layers[-1].after is not None:
+        raise AttackError("rgap needs a network that ends in a linear layer.")
+    return layers
+
+
+def invert(
+    layers: list[Layer],
+    gradients: dict[str, Tensor],
+    shape: tuple[int, int, int],
+    label: int,
+    notes: list[str],
+    progress: Progress,
+) -> Tensor:
+    """The input of the first layer, from the gradients of all."""
+    shapes = _shapes(layers, shape)
+    head = layers[-1]
+    weight = head.module.weight.detach().double()
+    x, d = _head(head, gradients, label)
+    for index in range(len(layers) - 2, -1, -1):
+        layer, inner = layers[index], shapes[index]
+        activation = layer.after or Activation(lambda y: y, _everywhere, torch.ones_like)
+        following = layers[index + 1].module
+        outer = _back(following, weight, d, shapes[index + 1])
+        out = x.reshape(shapes[index + 1])
+        u = activation.inverse(out).flatten()
+        known = activation.undone(out).flatten()
+        d = (outer.reshape(shapes[index + 1]) * activation.slope(out)).flatten()
+        weight = layer.module.weight.detach().double()
+        bias = layer.module.bias
+        if bias is not None:
+            u = u - _spread(bias.detach().double(), shapes[index + 1], layer.module)
+        x = _solve(layer, weight, u, known, d, gradients, inner, notes)
+        progress(len(layers) - 1 - index, len(layers) - 1)
+    return x
+
+
+def _head(layer: Layer, gradients: dict[str, Tensor], label: int) -> tuple[Tensor, Tensor]:
+    """Features and logit gradient of one image: dW = d h^T, with d = db, or found from p - y."""
+    d_weight = gradients.get(f"{layer.name}.weight")
+    if d_weight is None:
+        raise AttackError("rgap needs the gradient of the head, which was not uploaded.")
+    d = gradients.get(f"{layer.name}.bias")
+    if d is not None:
+        return d_weight.T @ d / d.square().sum().clamp(min=1e-300), d
+    return _head_without_bias(layer, d_weight, label)
+
+
+def _head_without_bias(layer: Layer, d_weight: Tensor, label: int) -> tuple[Tensor, Tensor]:
+    """dW = (p - y) h^T is known up to how it splits; p = softmax(W h) says how: bisection on
+    the size of h."""
+    left, size, right = torch.linalg.svd(d_weight, full_matrices=False)
+    d, h = left[:, 0], right[0] * size[0]
+    if float(d[label]) > 0:  # the true class is the one that is pulled up
+        d, h = -d, -h
+    weight = layer.module.weight.detach().double()
+    low, high = torch.tensor(1e-8, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64)
+    for _ in range(200):  # d scaled by s must be softmax(W h / s) - y at the label
+        s = (low + high) / 2
+        wanted = (weight @ (h / s)).softmax(0)[label] - 1
+        if float(s * d[label]) > float(wanted):
+            low = s
+        else:
+            high = s
+    return h / s, d * s
+
+
+def _back(module: nn.Module, weight: Tensor, d: Tensor, inner: tuple[int, ...]) -> Tensor:
+    """The gradient in a layer's input, from that in its output."""
+    if isinstance(module, nn.Linear):
+        return weight.T @ d
+    assert isinstance(module, nn.Conv2d)
+    rows = d.view(1, module.out_channels, *_out(module, inner))
+    result: Tensor = conv2d_input(
+        (1, *inner),
+        weight,
+        rows,
+        module.stride,
+        module.padding,
+        module.dilation,
+    )
+    return result.flatten()
+
+
+def _solve(
+    layer: Layer,
+    weight: Tensor,
+    u: Tensor,
+    known: Tensor,
+    d: Tensor,
+    gradients: dict[str, Tensor],
+    inner: tuple[int, ...],
+    notes: list[str],
+) -> Tensor:
+    """The layer's input: both systems, each row at the size of one, by least squares."""
+    d_weight = gradients.get(f"{layer.name}.weight")
+    if d_weight is None:
+        raise AttackError(f"rgap needs the gradient of {layer.name}, which was not uploaded.")
+    unknowns, entries = math.prod(inner), (len(u) + d_weight.numel()) * math.prod(inner)
+    if entries > LARGEST:
+        raise AttackError(
+            f"rgap would need a system of {entries / 1e9:.1f} billion numbers for {layer.name}; "
+            f"use smaller images or fewer channels."
+        )
+    forward, own = _matrices(layer.module, weight, d, inner)
+    rows = [forward[known], own]
+    sides = [u[known], d_weight.flatten()]
+    scales = [row.norm(dim=1).mean().clamp(min=1e-300) for row in rows if len(row)]
+    system = torch.cat([row / s for row, s in zip(rows, scales, strict=False)])
+    side = torch.cat([b / s for b, s in zip(sides, scales, strict=False)])
+    solution = torch.linalg.lstsq(system, side[:, None], driver="gelsd", rcond=1e-10)
+    if int(solution.rank) < unknowns:
+        notes.append(
+            f"underdetermined: rank {int(solution.rank)} for the {unknowns} inputs of {layer.name}"
+        )
+    return solution.solution[:, 0]
+
+
+def _matrices(
+    module: nn.Module, weight: Tensor, d: Tensor, inner: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """The layer as a matrix on its input, and its weight gradient as one."""
+    size = math.prod(inner)
+    if isinstance(module, nn.Linear):
+        own = torch.einsum("o,ij->oij", d, torch.eye(size, dtype=d.dtype)).reshape(-1, size)
+        return weight, own
+    assert isinstance(module, nn.Conv2d)
+    if module.groups != 1:
+        raise AttackError("rgap does not invert grouped convolutions.")
+    options: dict[str, Any] = {
+        "kernel_size": module.kernel_size,
+        "dilation": module.dilation,
+        "padding": module.padding,
+        "stride": module.stride,
+    }
+    numbers = torch.arange(1, size + 1, dtype=torch.float64).view(1, *inner)
+    where = F.unfold(numbers, **options)[0].long() - 1  # (C k k, L): input index, -1 in the padding
+    taps, places = where.shape
+    out = len(weight)
+    inside = where >= 0
+    tap, place = torch.nonzero(inside, as_tuple=True)
+    column = where[inside]
+    forward = torch.zeros(out, places, size, dtype=torch.float64)
+    forward[:, place, column] = weight.reshape(out, taps)[:, tap]
+    own = torch.zeros(out, taps, size, dtype=torch.float64)
+    own[:, tap, column] = d.view(out, places)[:, place]
+    return forward.view(-1, size), own.view(-1, size)
+
+
+def _shapes(layers: list[Layer], shape: tuple[int, int, int]) -> list[tuple[int, ...]]:
+    """The shape of every layer's input."""
+    shapes: list[tuple[int, ...]] = [shape]
+    for layer in layers[:-1]:
+        inner = shapes[-1]
+        if isinstance(layer.module, nn.Linear):
+            shapes.append((layer.module.out_features,))
+        else:
+            shapes.append((layer.module.out_channels, *_out(layer.module, inner)))
+    return shapes
+
+
+def _out(module: nn.Conv2d, inner: tuple[int, ...]) -> tuple[int, int]:
+    with torch.no_grad():
+        found = F.conv2d(
+            torch.zeros(1, inner[0], *inner[1:]),
+            torch.zeros(1, inner[0] // module.groups, *module.kernel_size),
+            None,
+            module.stride,
+            module.padding,
+            module.dilation,
+        )
+    return int(found.shape[-2]), int(found.shape[-1])
+
+
+def _spread(bias: Tensor, outer: tuple[int, ...], module: nn.Module) -> Tensor:
+    """A bias at every place of the output."""
+    if isinstance(module, nn.Linear):
+        return bias
+    return bias.view(-1, 1, 1).expand(outer).flatten()

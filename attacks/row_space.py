@@ -1,0 +1,143 @@
+"""Row-space solve: one image of a Vision Transformer whose position embedding is frozen.
+
+The first block's attention reads u_t = LN(z_t) of every token, z_t = W x_t + b + E_t, and its
+weights' gradient is a sum of outer products with u_t: the row space S of [dW_qkv | db_qkv] is
+the span of all (u_t, 1). Multiplied by the token's deviation s_t, membership reads
+
+    (gamma C (W x_t + b + E_t) + s_t beta, s_t)  in  S        (C: centering)
+
+which is linear in (x_t, s_t). The patches x_t themselves lie in the row space of dW. One least
+squares with a right-hand side for each patch gives all of them; the position gradient is never
+used. It wants known positions E of full rank, and D - 1 >= min(N, P) + N + 2 equations. Derived
+here; kin to the subspace attacks on text (DAGER).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attacks.labels import recover_labels
+from attacks.patch_solve import fold_patches
+from fedsim.core.attack import Progress, Reconstruction
+from fedsim.core.errors import AttackError, ModelError
+from fedsim.core.knowledge import View
+from fedsim.core.models import VitParts, vit_parts
+
+
+@dataclass(frozen=True)
+class RowSpace:
+    """Solves in float64, from gradients of any precision."""
+
+    needs: ClassVar[frozenset[str]] = frozenset(
+        {"update", "weights", "architecture", "image_size", "normalisation", "batch_size"}
+    )
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        model = view.model()
+        try:
+            parts = vit_parts(model)
+        except ModelError as error:
+            raise AttackError(f"row_space attacks Vision Transformers: {error}") from error
+        notes: list[str] = []
+        if view.batch_size > 1:
+            notes.append(
+                f"underdetermined: the tokens of {view.batch_size} images share one row space"
+            )
+        patches, residual = solve(view.update.tensors, model, parts, notes)
+        progress(1, 1, residual)
+        mean, std = (torch.tensor(c, dtype=torch.float64) for c in view.normalisation)
+        image = fold_patches(patches, parts) * std.view(3, 1, 1) + mean.view(3, 1, 1)
+        return Reconstruction(
+            images=image.clamp(0, 1).float().repeat(view.batch_size, 1, 1, 1),
+            labels=recover_labels(view.update, model, view.batch_size),
+            loss=residual,
+            notes=notes,
+        )
+
+
+def solve(
+    update: dict[str, Tensor], model: nn.Module, parts: VitParts, notes: list[str]
+) -> tuple[Tensor, float]:
+    """Patches (N, P) and the relative residual of their equations."""
+    norm, qkv = _first_block(model, parts)
+    names = [parts.patch_weight, f"{qkv}.weight", f"{qkv}.bias"]
+    missing = [name for name in names if name not in update]
+    if missing:
+        raise AttackError(f"row_space needs the gradient of {missing[0]}, which was not uploaded.")
+    d_patch, d_qkv, d_bias = (update[name].double().cpu() for name in names)
+    if not all(bool(torch.isfinite(t).all()) for t in (d_patch, d_qkv, d_bias)):
+        raise AttackError("the update holds numbers that are not finite.")
+    weights = {n: p.detach().double() for n, p in model.named_parameters()}
+    position = _positions(model, parts)
+    tokens = parts.tokens + parts.prefix_tokens
+    width = d_qkv.shape[1]
+
+    pixels = _rows(d_patch.flatten(1), min(parts.tokens, d_patch[0].numel()))  # (r, P)
+    span = _rows(torch.cat([d_qkv, d_bias[:, None]], 1), tokens)  # (T, D + 1)
+    rank = int(torch.linalg.matrix_rank(position, rtol=1e-5))
+    unknowns = len(pixels) + 1
+    equations = width - 1 + 1 - len(span)
+    if equations < unknowns or rank < parts.tokens:
+        notes.append(
+            f"underdetermined: {max(equations, 0)} equations for {unknowns} unknowns a patch, "
+            f"positions of rank {rank} for {parts.tokens} patches"
+        )
+    gamma, beta = weights[f"{norm}.weight"], weights[f"{norm}.bias"]
+    projection = weights[parts.patch_weight].flatten(1)
+    offset = position
+    if parts.patch_bias is not None:
+        offset = offset + weights[parts.patch_bias]
+
+    def seen(values: Tensor, deviation: Tensor) -> Tensor:
+        """Rows (gamma C v + s beta, s) without their part in the span."""
+        centred = gamma * (values - values.mean(1, keepdim=True)) + deviation[:, None] * beta
+        rows = torch.cat([centred, deviation[:, None]], 1)
+        return rows - (rows @ span.T) @ span
+
+    zero = torch.zeros(len(pixels), dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    columns = torch.cat(
+        [
+            seen(pixels @ projection.T, zero),
+            seen(torch.zeros(1, width, dtype=torch.float64), one),
+        ]
+    )  # (r + 1, D + 1)
+    wanted = -seen(offset, torch.zeros(len(offset), dtype=torch.float64))  # (N, D + 1)
+    solution = torch.linalg.lstsq(columns.T, wanted.T, driver="gelsd", rcond=1e-9).solution
+    misfit = torch.linalg.norm(columns.T @ solution - wanted.T)
+    return solution[:-1].T @ pixels, float(misfit / torch.linalg.norm(wanted).clamp(min=1e-300))
+
+
+def _rows(matrix: Tensor, rank: int) -> Tensor:
+    """An orthonormal basis (rank, columns) of the strongest row directions."""
+    _, _, rows = torch.linalg.svd(matrix, full_matrices=False)
+    return rows[:rank]
+
+
+def _positions(model: nn.Module, parts: VitParts) -> Tensor:
+    if parts.position is None:
+        raise AttackError("row_space needs the positions that the model adds; there are none.")
+    position = model.get_parameter(parts.position).detach().double()
+    return position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
+
+
+def _first_block(model: nn.Module, parts: VitParts) -> tuple[str, str]:
+    """Names of the first block's norm and of its joint query, key and value projection."""
+    if not parts.blocks:
+        raise AttackError(f"row_space finds no blocks in a {type(model).__name__}.")
+    block = parts.blocks[0]
+    modules = dict(model.named_modules())
+    norm, qkv = f"{block}.norm1", f"{block}.attn.qkv"
+    if not isinstance(modules.get(norm), nn.LayerNorm) or not isinstance(
+        modules.get(qkv), nn.Linear
+    ):
+        raise AttackError(
+            "row_space needs a pre-norm first block with one query, key and value projection."
+        )
+    return norm, qkv

@@ -1,0 +1,85 @@
+"""Selection: which layers of an update an attack looks at, by block and by component."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from torch import nn
+
+from fedsim.core.errors import AttackError, ModelError
+from fedsim.core.models import head_names, vit_parts
+
+Part = Literal["embeddings", "attention", "mlp", "norm", "head", "other"]
+Blocks = tuple[int, int]  # first and last block, counted from 1, both included
+
+
+def part_of(model: nn.Module) -> dict[str, tuple[Part, int | None]]:
+    """What each parameter belongs to: its component, and the number of its block from 1."""
+    head = set(head_names(model))
+    try:
+        parts = vit_parts(model)
+    except ModelError:
+        stages = _stages(model)
+        return {
+            name: ("head" if name in head else "other", _stage_of(name, stages))
+            for name, _ in model.named_parameters()
+        }
+    blocks = {f"{block}.": number for number, block in enumerate(parts.blocks, start=1)}
+    embeddings = {parts.patch_weight, parts.patch_bias, parts.position, parts.cls_token}
+    found: dict[str, tuple[Part, int | None]] = {}
+    for name, _ in model.named_parameters():
+        block = next((n for prefix, n in blocks.items() if name.startswith(prefix)), None)
+        words = name.split(".")
+        part: Part = "other"
+        if name in head:
+            part = "head"
+        elif name in embeddings:
+            part = "embeddings"
+        elif block is not None and "attn" in words:
+            part = "attention"
+        elif block is not None and "mlp" in words:
+            part = "mlp"
+        elif any(word.startswith("norm") or word == "fc_norm" for word in words):
+            part = "norm"
+        found[name] = (part, block)
+    return found
+
+
+def select(
+    model: nn.Module,
+    names: Iterable[str],
+    *,
+    parts: Iterable[Part] | None = None,
+    blocks: Blocks | None = None,
+) -> list[str]:
+    """The layers of ``names`` to match: of these components, and of these blocks.
+
+    ``blocks`` constrains what lies in a block; embeddings and head stand outside of all blocks
+    and are left out by it.
+    """
+    known = part_of(model)
+    wanted = set(parts) if parts is not None else None
+    chosen = []
+    for name in names:
+        if name not in known:
+            raise AttackError(f"the update holds '{name}', which the model does not have.")
+        part, block = known[name]
+        if wanted is not None and part not in wanted:
+            continue
+        if blocks is not None and (block is None or not blocks[0] <= block <= blocks[1]):
+            continue
+        chosen.append(name)
+    if not chosen:
+        raise AttackError("no layer of the update is left by the selection of parts and blocks.")
+    return chosen
+
+
+def _stages(model: nn.Module) -> list[str]:
+    """The stages of a convolutional network: its children that hold parameters, in order."""
+    return [name for name, child in model.named_children() if any(True for _ in child.parameters())]
+
+
+def _stage_of(name: str, stages: list[str]) -> int | None:
+    first = name.split(".")[0]
+    return stages.index(first) + 1 if first in stages else None

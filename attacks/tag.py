@@ -1,0 +1,18 @@
+"""TAG (Deng et al. 2021): squared l2 plus an l1 term, made for transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attacks.matching import MatchingAttack, Setting, Weight
+from attacks.objectives import Objective, Tag
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagAttack(MatchingAttack):
+    """``alpha`` weighs the l1 term; the authors also search soft labels, here they are read."""
+
+    alpha: Weight = 0.01
+
+    def objective(self, setting: Setting) -> Objective:
+        return Tag(self.alpha)

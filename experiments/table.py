@@ -1,0 +1,70 @@
+"""A table of finished audits: means over batches, with bootstrap intervals.
+
+    python experiments/table.py RUN [RUN ...]
+
+One row an attack (and run, where there are several). The unit is the batch, because the images
+of one batch are attacked together: means are over batches and intervals resample batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedsim.core.store import Run
+
+DRAWS = 2000
+
+
+def interval(values: np.ndarray) -> str:
+    """Mean and 95 % bootstrap interval."""
+    coin = np.random.default_rng(0)
+    means = coin.choice(values, (DRAWS, len(values))).mean(1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    digits = 1 if abs(values.mean()) >= 2 else 3
+    return f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def rows(run: Run) -> list[list[str]]:
+    scores = run.scores
+    scores["label"] = (scores["label_true"] == scores["label_recovered"]).astype(float)
+    found = []
+    for attack, own in scores.groupby("attack", sort=False):
+        batches = own.groupby(["round", "client", "trial"])
+        columns = ["psnr", "ssim", "fft2d"]
+        means: pd.DataFrame = batches[[*columns, "label", "seconds"]].mean()
+        found.append(
+            [
+                str(attack),
+                *[interval(means[column].to_numpy()) for column in columns],
+                f"{100 * means['label'].mean():.0f} %"
+                if own["label_recovered"].notna().any()
+                else "",
+                f"{means['seconds'].median():.0f}",
+                str(len(means)),
+            ]
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("runs", nargs="+", type=Path)
+    options = parser.parse_args()
+    head = ["attack", "PSNR", "SSIM", "FFT2D", "labels", "seconds", "batches"]
+    several = len(options.runs) > 1
+    if several:
+        head.insert(0, "run")
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for path in options.runs:
+        run = Run(path)
+        for row in rows(run):
+            cells = [run.spec.name, *row] if several else row
+            print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Selection: which layers an attack looks at, by component and by block."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from attacks.selection import part_of, select
+from fedsim.core.errors import AttackError
+from fedsim.core.models import build_model
+from fedsim.core.spec import ModelSpec
+
+VIT = ModelSpec(options={"patch_size": 8, "depth": 3, "embed_dim": 48, "num_heads": 3})
+
+
+def vit() -> nn.Module:
+    return build_model(VIT, image_size=32, num_classes=8, seed=0)
+
+
+def test_every_parameter_of_a_vit_has_its_part_and_block() -> None:
+    parts = part_of(vit())
+    assert parts["pos_embed"] == ("embeddings", None)
+    assert parts["patch_embed.proj.weight"] == ("embeddings", None)
+    assert parts["blocks.0.attn.qkv.weight"] == ("attention", 1)
+    assert parts["blocks.2.mlp.fc1.bias"] == ("mlp", 3)
+    assert parts["blocks.1.norm1.weight"] == ("norm", 2)
+    assert parts["norm.weight"] == ("norm", None)
+    assert parts["head.weight"] == ("head", None)
+    assert not [name for name, (part, _) in parts.items() if part == "other"]
+
+
+def test_a_convolutional_network_has_stages() -> None:
+    spec = ModelSpec(name="resnet18", options={"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 8]})
+    parts = part_of(build_model(spec, image_size=32, num_classes=8, seed=0))
+    assert parts["conv1.weight"] == ("other", 1)
+    assert parts["layer1.0.conv1.weight"] == ("other", 3)
+    assert parts["fc.weight"][0] == "head"
+
+
+def test_layers_are_selected() -> None:
+    model = vit()
+    names = [name for name, _ in model.named_parameters()]
+    attention = select(model, names, parts=["attention"], blocks=(2, 3))
+    assert {name.split(".")[1] for name in attention} == {"1", "2"}
+    assert all(".attn." in name for name in attention)
+    assert select(model, names) == names
+    with pytest.raises(AttackError, match="no layer"):
+        select(model, names, blocks=(9, 9))
+    with pytest.raises(AttackError, match="does not have"):
+        select(model, ["strange"])
