@@ -9,7 +9,6 @@ from attacks.matching import MatchingAttack, Setting, Weight
 from attacks.objectives import Objective, ObjectiveName, objective_of
 from attacks.priors import (
     FeaturePrior,
-    Statistics,
     Term,
     batch_statistics,
     l2_norm,
@@ -18,6 +17,7 @@ from attacks.priors import (
     total_variation,
     total_variation_norm,
 )
+from fedsim.core.knowledge import Statistics
 
 BatchNormName = Literal["auto", "exact", "running", "none"]
 
@@ -84,7 +84,7 @@ class DeepInversion(MatchingAttack):
             if setting.view.grants("batch_statistics"):
                 return setting.view.batch_statistics, "statistics of the batch, as granted"
             uploaded = batch_statistics(setting.model, setting.update)
-            if uploaded and setting.local == "single":
+            if uploaded:
                 return uploaded, "statistics of the batch, from the uploaded buffers"
             if self.batchnorm == "exact":
                 return {}, "the update shows no statistics of its batch"

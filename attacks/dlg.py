@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from attacks.engine import OptimizerName, ScheduleName
 from attacks.matching import Count, LabelRule, MatchingAttack, Setting
@@ -14,7 +17,7 @@ class Dlg(MatchingAttack):
     """No prior at all: what the gradient alone determines. The authors' steps are L-BFGS."""
 
     steps: Count = 300
-    lr: float = 1.0
+    lr: Annotated[float, Field(gt=0)] = 1.0
     optimizer: OptimizerName = "lbfgs"
     schedule: ScheduleName = "constant"
     labels: LabelRule = "joint"

@@ -7,10 +7,11 @@ total variation (their Eq. 1 to 11).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from attacks.matching import MatchingAttack, Setting, Weight
+from attacks.engine import Budget, OptimizerName, ScheduleName
+from attacks.matching import Count, MatchingAttack, Setting, Weight
 from attacks.objectives import Objective, ObjectiveName, objective_of
 from attacks.priors import (
     GroupConsistency,
@@ -29,7 +30,7 @@ from fedsim.core.models import vit_parts
 class GradVit(MatchingAttack):
     """``preset`` paper: the authors' objective and coefficients, for 120,000 steps on a GPU.
     ``cpu``: a few hundred steps on a small ViT, where one cosine over all layers and priors taken
-    as means (whose weight does not depend on the size) get further.
+    as means (whose weight does not depend on the size) get further, and signed steps.
 
     ``scheduled`` False has prior and matching on from the start: the paper's ablation.
     ``prior_network`` False leaves the CNN out even where the threat model grants one.
@@ -38,8 +39,10 @@ class GradVit(MatchingAttack):
     uses: ClassVar[frozenset[str]] = MatchingAttack.uses | {"priors"}
 
     preset: Literal["paper", "cpu"] = "paper"
-    steps: int = 120_000
-    seeds: int = 4
+    steps: Count = 120_000
+    seeds: Count = 4
+    optimizer: OptimizerName | None = None  # type: ignore[assignment]
+    schedule: ScheduleName | None = None  # type: ignore[assignment]
     matching: Weight | None = None
     image: Weight | None = None
     patch: Weight | None = None
@@ -65,15 +68,23 @@ class GradVit(MatchingAttack):
             },
             "cpu": {
                 "matching": 1.0,
-                "image": 1e-4,
-                "patch": 0.025,
+                "image": 1e-6,
+                "patch": 0.2,
                 "group": 1e-4,
                 "l2": 0.0,
-                "tv": 0.05,
+                "tv": 1.0,
             },
         }[self.preset]
         given = {name: getattr(self, name) for name in presets}
         return {n: presets[n] if value is None else value for n, value in given.items()}
+
+    def budget(self) -> Budget:
+        small = self.preset == "cpu"
+        return replace(
+            super().budget(),
+            optimizer=self.optimizer or ("signed" if small else "adam"),
+            schedule=self.schedule or ("step" if small else "cosine"),
+        )
 
     def objective(self, setting: Setting) -> Objective:
         return objective_of(self.cost or ("layer_l2" if self.preset == "paper" else "cosine"))

@@ -80,8 +80,8 @@ def recover_labels(
     if rule == "bias":
         if head.bias is None:
             raise AttackError("labels: bias needs the head's bias, which the update lacks.")
-        if update.kind == "delta":
-            return labels_from_counts(head.bias, count)
+        if update.kind == "delta" or (protocol is not None and protocol.clip is not None):
+            return labels_from_counts(head.bias, count)  # of a size that nobody knows
         return labels_from_bias(head, model, count)
     if head.weight is None:
         raise AttackError(f"labels: {rule} needs the head's weight, which the update lacks.")
@@ -147,14 +147,19 @@ def labels_from_steps(
     assert head.bias is not None
     own = dict(model.named_parameters())
     weight, bias = (own[name].detach().double().cpu() for name in head_names(model))
-    pull = sum((1 - protocol.momentum ** (k + 1)) / (1 - protocol.momentum) for k in range(steps))
+    pull = momentum_pull(protocol, steps)
     decay = protocol.weight_decay
-    step_bias = (head.bias / protocol.lr - decay * steps * bias) / pull
-    step_weight = (head.weight / protocol.lr - decay * steps * weight) / pull
+    step_bias = head.bias / (protocol.lr * pull) - decay * bias
+    step_weight = head.weight / (protocol.lr * pull) - decay * weight
     along = [
         _predictions(head, model, step_bias, step_weight, share=k / steps) for k in range(steps)
     ]
     return counted(torch.stack(along).mean(0) - step_bias, count, step_bias < 0)
+
+
+def momentum_pull(protocol: Protocol, steps: int) -> float:
+    """How many steps' worth of a constant gradient ``steps`` SGD steps with momentum move by."""
+    return sum((1 - protocol.momentum ** (k + 1)) / (1 - protocol.momentum) for k in range(steps))
 
 
 def _predictions(
@@ -201,7 +206,8 @@ def labels_from_counts(gradient: Tensor, batch_size: int) -> Tensor:
     """
     remaining = gradient.clone()
     impact = float(remaining.clamp(max=0).sum().abs()) / batch_size * (1 + 1 / len(gradient))
-    labels = torch.nonzero(gradient < 0).flatten()[:batch_size].tolist()  # proofs of presence
+    proven = int((gradient < 0).sum())  # only a class that is there can be negative
+    labels = gradient.argsort()[: min(batch_size, proven)].tolist()
     remaining[labels] += impact
     while len(labels) < batch_size:
         index = int(remaining.argmin())

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,24 +31,24 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.objectives import Distance, Objective, Target
 from attacks.priors import FeaturePrior
-from attacks.surrogates import as_matrix, tape_kinks
+from attacks.surrogates import KinkTape, as_matrix, tape_kinks
 from fedsim.core.errors import AttackError
 from fedsim.core.learning import Protocol
 
 Way = Literal["first_order", "double"]
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
 STEP = 3e-4  # |e v|: small against the curvature, large against the rounding of float32
+BATCHED_ON_CPU = 1  # images a seed up to which a CPU searches seeds as one batch
 AGREEMENT = 0.999  # least cosine between the two ways for `auto` to trust the faster one
 
 
 @dataclass
 class Match:
-    """The matching loss (S,), its derivatives, and the value of the prior on features."""
+    """The matching loss (S,) and its derivatives, a prior on features included."""
 
     value: Tensor
     images: Tensor  # (S, B, 3, H, W)
     labels: Tensor | None  # (S, B, C) where the labels are soft
-    features: Tensor | None = None  # (S,)
 
 
 @dataclass
@@ -86,20 +86,32 @@ class Matcher:
         unknown = [name for name in self.target.names if name not in parameters]
         if unknown:
             raise AttackError(f"the update holds '{unknown[0]}', which the model does not have.")
+        self.names = self._differentiated(parameters)
         for name, parameter in parameters.items():
-            parameter.requires_grad_(name in self.target.names)
-        self.weights = [parameters[name] for name in self.target.names]
+            parameter.requires_grad_(name in self.names)
+        self.weights = [parameters[name] for name in self.names]
+
+    def _differentiated(self, parameters: Mapping[str, nn.Parameter]) -> list[str]:
+        """The layers whose gradients are needed: here those that are matched."""
+        return self.target.names
 
     def __call__(self, images: Tensor, labels: Tensor) -> Match:
         """Match every seed: ``images`` (S, B, 3, H, W) normalised, ``labels`` (S, B) or logits
         (S, B, C)."""
         found = [self._one(x, y) for x, y in zip(images, labels, strict=True)]
+        soft = [match.labels for match in found if match.labels is not None]
         return Match(
-            torch.stack([m.value for m in found]),
-            torch.stack([m.images for m in found]),
-            None if found[0].labels is None else torch.stack([_given(m.labels) for m in found]),
-            None if found[0].features is None else torch.stack([_given(m.features) for m in found]),
+            torch.stack([match.value for match in found]),
+            torch.stack([match.images for match in found]),
+            torch.stack(soft) if soft else None,
         )
+
+    def state(self) -> dict[str, float]:
+        """What changes from call to call, for a checkpoint."""
+        return {}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from a checkpoint."""
 
     def value(self, images: Tensor, labels: Tensor) -> Tensor:
         """The matching loss alone, (S,)."""
@@ -126,13 +138,9 @@ class Matcher:
         else:
             yield
 
-    def _match(self, value: Tensor, found: Sequence[Tensor], like: Tensor, **more: Any) -> Match:
-        return Match(
-            value.detach(),
-            found[0].to(like.dtype),
-            found[1].to(like.dtype) if len(found) > 1 else None,
-            **more,
-        )
+    def _match(self, value: Tensor, found: Sequence[Tensor], like: Tensor) -> Match:
+        soft = found[1].to(like.dtype) if len(found) > 1 else None
+        return Match(value.detach(), found[0].to(like.dtype), soft)
 
 
 class GradientMatcher(Matcher):
@@ -148,20 +156,24 @@ class GradientMatcher(Matcher):
             moved = dict(self.probe.named_parameters())
             self.moved = [moved[name] for name in self.target.names]
             self.run_probe: Any = torch.compile(self.probe) if self.compiled else self.probe
-        # vmap cannot follow statistics that change in place, nor hooks.
+        # vmap cannot follow statistics that change in place, nor hooks, nor a tape.
         changing = any(isinstance(m, _BatchNorm) and m.training for m in self.model.modules())
-        self.batchable = self.way == "first_order" and not changing and self.features is None
+        taped = self.way == "first_order" and self.tape.used
+        plain = self.features is None and not changing and not taped and not self.compiled
+        self.batchable = self.way == "first_order" and plain
 
     def __call__(self, images: Tensor, labels: Tensor) -> Match:
-        on_gpu = images.device.type == "cuda"  # on a CPU, a loop of full batches is as fast
-        if len(images) > 1 and self.batchable and on_gpu:
+        # On a CPU larger batches fill the cores by themselves.
+        small = images.device.type == "cuda" or images.shape[1] <= BATCHED_ON_CPU
+        if len(images) > 1 and self.batchable and small:
             return self.batched(images, labels)
         return super().__call__(images, labels)
 
     def _one(self, images: Tensor, labels: Tensor) -> Match:
         if self.way == "double":
             return self._double(images, labels)
-        return self._first_order(images, labels)
+        with full_precision():
+            return self._first_order(images, labels)
 
     def _double(self, images: Tensor, labels: Tensor) -> Match:
         x, y, searched = self._leaves(images, labels)
@@ -178,7 +190,7 @@ class GradientMatcher(Matcher):
             penalty = self.features.penalty() if self.features else None
             total = product if penalty is None else product + penalty
             found = torch.autograd.grad(total, searched)
-        return self._match(distance.value[0], found, images, features=_detached(penalty))
+        return self._match(distance.value[0], found, images)
 
     def _first_order(self, images: Tensor, labels: Tensor) -> Match:
         assert self.probe is not None
@@ -203,7 +215,7 @@ class GradientMatcher(Matcher):
                 (after - before) / e
                 for after, before in zip(shifted, found[len(self.weights) :], strict=True)
             ]
-        return self._match(distance.value[0], derivative, images, features=_detached(penalty))
+        return self._match(distance.value[0], derivative, images)
 
     def _displace(self, distance: Distance, e: Tensor) -> None:
         """The probe's weights: theta + e v, without building v."""
@@ -228,7 +240,9 @@ class GradientMatcher(Matcher):
     def batched(self, images: Tensor, labels: Tensor) -> Match:
         """All seeds in one pass, by vmap over images, labels and their perturbed weights."""
         assert self.probe is not None
-        soft = labels.is_floating_point()
+        soft, dtype = labels.is_floating_point(), self.weights[0].dtype
+        like, images = images, images.to(dtype)
+        labels = labels.to(dtype) if soft else labels
         fixed = {n: p.detach() for n, p in self.model.named_parameters()}
         fixed |= dict(self.model.named_buffers())
 
@@ -238,8 +252,7 @@ class GradientMatcher(Matcher):
 
         searched = (1, 2) if soft else (1,)
         weights = [w.detach() for w in self.weights]
-        self.tape.record()
-        with plain_attention(self.model):
+        with plain_attention(self.model), full_precision():
             first = grad_and_value(loss, argnums=(0, *searched))
             (gradients, *before), _ = vmap(first, in_dims=(None, 0, 0))(weights, images, labels)
             with torch.no_grad():
@@ -255,7 +268,7 @@ class GradientMatcher(Matcher):
         found = [
             (a - b) / e.view(-1, *[1] * (a.dim() - 1)) for a, b in zip(after, before, strict=True)
         ]
-        return self._match(distance.value, found, images)
+        return self._match(distance.value, found, like)
 
 
 class UnrolledMatcher(Matcher):
@@ -275,15 +288,22 @@ class UnrolledMatcher(Matcher):
             raise AttackError("a prior on BatchNorm features needs a single-gradient update.")
         if self.way == "first_order" and protocol.optimizer != "sgd":
             raise AttackError("the first-order adjoint is that of SGD; use engine: double.")
-        self.start = {n: p.detach().clone() for n, p in self.model.named_parameters()}
-        self.tape = tape_kinks(self.model)
+        self.start = [w.detach().clone() for w in self.weights]
+        self.matched = [self.names.index(name) for name in self.target.names]
+        self.tape = tape_kinks(self.model) if self.way == "first_order" else KinkTape()
+
+    def _differentiated(self, parameters: Mapping[str, nn.Parameter]) -> list[str]:
+        """Everything the client trains, matched or not: it all moves between the steps."""
+        trained = [name for name, p in parameters.items() if p.requires_grad]
+        return trained + [name for name in self.target.names if name not in trained]
 
     def _one(self, images: Tensor, labels: Tensor) -> Match:
         x, y, searched = self._leaves(images, labels)
         if self.way == "double":
             with twice_differentiable(self.model):
                 return self._double(x, y, searched, images)
-        return self._first_order(x, y, searched, images)
+        with full_precision():
+            return self._first_order(x, y, searched, images)
 
     def _double(self, x: Tensor, y: Tensor, searched: list[Tensor], like: Tensor) -> Match:
         buffers = dict(self.model.named_buffers())
@@ -291,16 +311,15 @@ class UnrolledMatcher(Matcher):
         theta = [w.detach().clone().requires_grad_(True) for w in self.weights]
         first = list(theta)
         memory = OptimizerMemory(self.protocol)
-        self.tape.record()
         for rows in self.batches:
-            named = state | dict(zip(self.target.names, theta, strict=True)) | buffers
+            named = state | dict(zip(self.names, theta, strict=True)) | buffers
             with self._casting():
                 loss = classification_loss(functional_call(self.model, named, (x[rows],)), y[rows])
             gradients = _filled(
                 torch.autograd.grad(loss, theta, create_graph=True, allow_unused=True), theta
             )
-            theta = memory.step(theta, clipped(gradients, self.protocol.clip)[0])
-        delta = [after - before for after, before in zip(theta, first, strict=True)]
+            theta = memory.step(theta, clipped(gradients, self.protocol.clip))
+        delta = [theta[i] - first[i] for i in self.matched]
         with torch.no_grad():
             distance = self.objective([d.detach()[None] for d in delta], self.target)
             v = [w[0] for w in distance.derivative(self.target)]
@@ -320,12 +339,13 @@ class UnrolledMatcher(Matcher):
             self.tape.record()
             gradients, inner = self._pass(theta, x, y, rows, searched)
             steps.append((rows, theta, gradients, inner, self.tape.choices))
-            theta = memory.step(theta, clipped(gradients, self.protocol.clip)[0])
+            theta = memory.step(theta, clipped(gradients, self.protocol.clip))
         with torch.no_grad():
-            first = steps[0][1]
-            delta = [(after - before)[None] for after, before in zip(theta, first, strict=True)]
+            delta = [(theta[i] - self.start[i])[None] for i in self.matched]
             distance = self.objective(delta, self.target)
-        on_theta = [w[0] for w in distance.derivative(self.target)]
+        on_theta = [torch.zeros_like(t) for t in theta]
+        for i, v in zip(self.matched, distance.derivative(self.target), strict=True):
+            on_theta[i] = v[0]
         on_memory = [torch.zeros_like(w) for w in on_theta]
         found = [torch.zeros_like(s) for s in searched]
         for rows, theta, gradients, inner, choices in reversed(steps):
@@ -356,8 +376,8 @@ class UnrolledMatcher(Matcher):
         wanted = [*self.weights, *searched]
         found = _filled(torch.autograd.grad(loss, wanted, allow_unused=True), wanted)
         with torch.no_grad():
-            for name, weight in zip(self.target.names, self.weights, strict=True):
-                weight.copy_(self.start[name])
+            for weight, value in zip(self.weights, self.start, strict=True):
+                weight.copy_(value)
         return list(found[: len(theta)]), list(found[len(theta) :])
 
 
@@ -365,39 +385,50 @@ class SurrogateMatcher(GradientMatcher):
     """Several local steps seen as one gradient at theta + (1 - a) delta, with ``a`` learned.
 
     After SME (Zhu et al. 2023): somewhere between the weights before and after, the gradient of
-    all the client's images points along the update.
+    all the client's images points along the update. ``delta`` is the whole update, matched or not.
     """
 
-    share = 0.5
-    rate = 1e-3
+    rate, width, every = 0.01, 0.02, 10
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.start = [w.detach().clone() for w in self.weights]
-        # The target is the descent direction, minus the delta, up to a positive factor.
-        self.path = [-t for t in self.target.tensors]
-        self.calls = 0
-        self._move()
+    def __init__(self, *args: Any, delta: Mapping[str, Tensor], **options: Any):
+        super().__init__(*args, **options)
+        own = dict(self.model.named_parameters())
+        self.path = [(own[n], own[n].detach().clone(), d.to(own[n])) for n, d in delta.items()]
+        self.probe_path = []
+        if self.probe is not None:
+            moved = dict(self.probe.named_parameters())
+            self.probe_path = [(moved[n], own[n]) for n in delta if n not in self.target.names]
+        self.share, self.calls = 0.5, 0
+        self.batchable = False  # all seeds share the point, which moves
+        self._move(self.share)
 
-    def _move(self) -> None:
-        with torch.no_grad():
-            for weight, start, path in zip(self.weights, self.start, self.path, strict=True):
-                torch.add(start, path, alpha=1 - self.share, out=weight)
-
-    def _one(self, images: Tensor, labels: Tensor) -> Match:
-        match = super()._one(images, labels)
+    def __call__(self, images: Tensor, labels: Tensor) -> Match:
+        match = super().__call__(images, labels)
         self.calls += 1
-        if self.calls % 10 == 0:  # the loss on either side decides where the point goes
-            here, width = self.share, 0.02
-            losses = []
-            for share in (here - width, here + width):
-                self.share = share
-                self._move()
-                losses.append(float(super()._one(images, labels).value))
-            slope = (losses[1] - losses[0]) / (2 * width)
-            self.share = min(1.0, max(0.0, here - 10 * self.rate * (1 if slope > 0 else -1)))
-            self._move()
+        if self.calls % self.every == 0:  # the loss on either side says where the point goes
+            before, after = (self._at(a, images, labels) for a in (-self.width, self.width))
+            step = self.rate if before < after else -self.rate
+            self.share = min(1.0, max(0.0, self.share - step))
+            self._move(self.share)
         return match
+
+    def state(self) -> dict[str, float]:
+        return {"share": self.share, "calls": float(self.calls)}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        self.share, self.calls = state["share"], int(state["calls"])
+        self._move(self.share)
+
+    def _at(self, offset: float, images: Tensor, labels: Tensor) -> float:
+        self._move(self.share + offset)
+        return float(super().__call__(images, labels).value.mean())
+
+    def _move(self, share: float) -> None:
+        with torch.no_grad():
+            for weight, start, delta in self.path:
+                weight.copy_(torch.add(start, delta, alpha=1 - share))
+            for moved, weight in self.probe_path:
+                moved.copy_(weight)
 
 
 class OptimizerMemory:
@@ -436,13 +467,13 @@ class OptimizerMemory:
         ]
 
 
-def clipped(gradients: Sequence[Tensor], limit: float | None) -> tuple[list[Tensor], Tensor | None]:
-    """Gradients scaled to a global norm of at most ``limit``, and the scale."""
+def clipped(gradients: Sequence[Tensor], limit: float | None) -> list[Tensor]:
+    """Gradients scaled to a global norm of at most ``limit``."""
     if limit is None:
-        return list(gradients), None
+        return list(gradients)
     norm = norm_of([g[None] for g in gradients])[0]
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
-    return [g * scale for g in gradients], scale
+    return [g * scale for g in gradients]
 
 
 def clipped_adjoint(
@@ -508,6 +539,18 @@ twice_differentiable = plain_attention  # the fused kernel has no second derivat
 
 
 @contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32 in convolutions and products: a difference of two passes would drown in it."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32 = products.allow_tf32 = False
+    try:
+        yield
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before
+
+
+@contextlib.contextmanager
 def _listening(features: FeaturePrior | None, model: nn.Module) -> Iterator[None]:
     if features is None:
         yield
@@ -519,12 +562,3 @@ def _listening(features: FeaturePrior | None, model: nn.Module) -> Iterator[None
 def _filled(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
     """Gradients with zeros where a tensor was not used."""
     return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like, strict=True)]
-
-
-def _given(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor
-
-
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()

@@ -7,7 +7,7 @@ labels, what is to be matched, the start, and which kind of client is simulated.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -23,7 +23,7 @@ from attacks.engine import (
     choose_way,
     search,
 )
-from attacks.labels import Rule, batch_size_from_rank, recover_labels
+from attacks.labels import Rule, batch_size_from_rank, momentum_pull, recover_labels
 from attacks.matcher import (
     GradientMatcher,
     Matcher,
@@ -37,9 +37,10 @@ from attacks.patch_solve import PatchSolve
 from attacks.priors import FeaturePrior, Term
 from attacks.selection import Part, select
 from fedsim.core.attack import Progress, Reconstruction, no_progress
-from fedsim.core.errors import AttackError
+from fedsim.core.errors import AttackError, NotGranted
 from fedsim.core.knowledge import View
-from fedsim.core.learning import Update
+from fedsim.core.learning import Protocol, Update
+from fedsim.core.models import head_names
 
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0)]
@@ -160,12 +161,14 @@ class MatchingAttack:
                     model,
                     target,
                     objective,
-                    protocol=view.protocol(),
+                    protocol=_protocol(view),
                     batches=setting.batches,
                     **options,
                 )
-            kind = SurrogateMatcher if setting.local == "surrogate" else GradientMatcher
-            return kind(model, target, objective, **options)  # type: ignore[arg-type]
+            if setting.local == "surrogate":
+                delta = setting.update.tensors
+                return SurrogateMatcher(model, target, objective, delta=delta, **options)
+            return GradientMatcher(model, target, objective, **options)  # type: ignore[arg-type]
 
         matcher, words = choose_way(make, self.engine, start, labels)
         low, high = setting.box
@@ -175,9 +178,10 @@ class MatchingAttack:
             labels,
             self.budget(),
             terms=self.terms(setting),
-            generator=view.generator(),
+            generator=view.generator("steps"),
             progress=progress,
             notebook=view.notebook,
+            fingerprint=f"{self} {sorted(target.names)} {matcher.way}",
         )
         images, classes = found.images, found.labels
         if classes.is_floating_point():
@@ -211,11 +215,13 @@ class MatchingAttack:
         else:
             size = batch_size_from_rank(update, model)
             notes.append(f"batch size {size}, from the rank of the update")
-        batches = _batches(view, update, size, self.pictures)
+        pictures = self.pictures
+        if view.grants("oracle_labels"):
+            pictures = len(view.oracle_labels)
+        batches = _batches(view, update, size, pictures)
         local = self._local(view, update, batches, notes)
-        if local == "single":
-            count = self.pictures or size
-        else:
+        count = pictures or size
+        if local != "single":
             count = max(max(rows) for rows in batches) + 1
         return Setting(view, device, model, update, view.image_size, count, batches, local, notes)
 
@@ -223,10 +229,12 @@ class MatchingAttack:
         self, view: View, update: Update, batches: list[list[int]], notes: list[str]
     ) -> Literal["single", "unroll", "surrogate"]:
         """How the client is simulated; ``auto`` by what is known of its steps."""
-        if update.kind == "gradient":
-            return "single"
         knows = all(map(view.grants, ("optimizer", "learning_rate", "local_steps")))
-        if knows and len(batches) == 1:
+        if update.kind == "gradient":
+            clips = view.grants("optimizer") and knows and view.protocol().clip is not None
+            return "unroll" if clips and self.local in ("auto", "unroll") else "single"
+        plain = knows and view.protocol().optimizer == "sgd" and view.protocol().clip is None
+        if plain and len(batches) == 1:
             return "single"
         if self.local != "auto":
             if self.local == "unroll" and not knows:
@@ -235,10 +243,7 @@ class MatchingAttack:
         if not knows:
             notes.append("a weight delta is matched as if it were one gradient step")
             return "single"
-        kind = view.protocol().optimizer
-        if len(batches) > UNROLLED_AT_MOST or kind != "sgd":
-            return "surrogate"
-        return "unroll"
+        return "unroll" if len(batches) <= UNROLLED_AT_MOST else "surrogate"
 
     def _target(self, setting: Setting, objective: Objective) -> Target:
         names = select(setting.model, setting.update.tensors, parts=self.parts, blocks=self.blocks)
@@ -247,6 +252,8 @@ class MatchingAttack:
             wanted = {n: setting.update.tensors[n].to(setting.device).double() for n in names}
         if setting.update.kind == "delta" and setting.local != "unroll":
             wanted = self._as_gradient(setting, wanted, objective)
+        elif setting.update.kind == "gradient" and setting.local == "unroll":
+            wanted = {name: -tensor for name, tensor in wanted.items()}  # see _protocol
         return Target(wanted, masked=self.masked)
 
     def _as_gradient(
@@ -261,11 +268,12 @@ class MatchingAttack:
                     "objective that compares directions (cosine) can match it."
                 )
             return {name: -tensor for name, tensor in delta.items()}
-        steps, decay = len(setting.batches), 0.0
+        pull, decay = float(len(setting.batches)), 0.0
         if view.grants("optimizer"):
             decay = view.protocol().weight_decay
+            pull = momentum_pull(view.protocol(), len(setting.batches))
         weights = dict(setting.model.named_parameters())
-        scale = 1 / (view.learning_rate * steps)
+        scale = 1 / (view.learning_rate * pull)
         return {n: -scale * t - decay * weights[n].detach() for n, t in delta.items()}
 
     def _labels(self, setting: Setting) -> Tensor:
@@ -273,15 +281,15 @@ class MatchingAttack:
         view, count = setting.view, setting.count
         if self.labels == "joint":
             classes = _classes(setting.model)
-            coin = view.generator()
+            coin = view.generator("labels")
             soft = torch.randn(self.seeds, count, classes, generator=coin)
             return soft.to(setting.device)
         if view.grants("oracle_labels"):
-            labels = view.oracle_labels[:count]
+            labels = view.oracle_labels
         else:
             protocol, steps = None, len(setting.batches)
             knows = view.grants("optimizer") and view.grants("learning_rate")
-            if setting.update.kind == "delta" and knows:
+            if knows:
                 protocol = view.protocol()
             labels = recover_labels(
                 setting.update, setting.model, count, self.labels, protocol=protocol, steps=steps
@@ -303,7 +311,7 @@ class MatchingAttack:
             solved = PatchSolve().reconstruct(
                 setting.view, device=setting.device, progress=no_progress
             )
-        except AttackError as error:
+        except (AttackError, NotGranted) as error:
             setting.notes.append(f"no closed form to start from: {error}")
             return noise
         setting.notes += [f"start: patch_solve; {note}" for note in solved.notes]
@@ -333,7 +341,13 @@ def _batches(view: View, update: Update, size: int, pictures: int | None) -> lis
     ]
 
 
-def _classes(model: nn.Module) -> int:
-    from fedsim.core.models import head_names
+def _protocol(view: View) -> Protocol:
+    """The steps to unroll; a clipped gradient is the (negative) delta of one step of size one."""
+    protocol = view.protocol()
+    if protocol.upload == "delta":
+        return protocol
+    return replace(protocol, lr=1.0, momentum=0.0, weight_decay=0.0)
 
+
+def _classes(model: nn.Module) -> int:
     return int(dict(model.named_parameters())[head_names(model)[0]].shape[0])

@@ -126,7 +126,7 @@ class Cosine:
         size = (g * t).sqrt()
         cosine = dot / size
         own, towards = cosine / g, -1 / size
-        norm = ((1 - cosine.square()).clamp(min=1e-12) / g).sqrt()
+        norm = ((1 - cosine.square()).clamp(min=_rounding(cosine)) / g).sqrt()
         layers = torch.ones_like(squares)
         return Distance(1 - cosine, own * layers, towards * layers, norm, gradients)
 
@@ -145,7 +145,9 @@ class LayerCosine:
         size = (g * target.squares[:, None]).sqrt().clamp(min=_TINY)
         cosine = dots / size
         own, towards = share * cosine / g, -share / size
-        norm = (share.square() * (1 - cosine.square()).clamp(min=1e-12) / g).sum(0).sqrt()
+        norm = (
+            (share.square() * (1 - cosine.square()).clamp(min=_rounding(cosine)) / g).sum(0).sqrt()
+        )
         return Distance((share * (1 - cosine)).sum(0), own, towards, norm, gradients)
 
 
@@ -203,9 +205,14 @@ def objective_of(name: ObjectiveName) -> Objective:
         "relative_l2": LayerL2(relative=True),
         "cosine": Cosine(),
         "layer_cosine": LayerCosine(),
-        "tag": Tag(),
+        "tag": Tag(0.01),
     }
     return table[name]
+
+
+def _rounding(like: Tensor) -> float:
+    """What 1 - cos^2 cannot fall below but by rounding."""
+    return float(torch.finfo(like.dtype).eps)
 
 
 def along(values: Tensor, like: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from attacks.labels import recover_labels
 from attacks.solvers import RidgeSolution, ridge_solve
 from fedsim.core.attack import Progress, Reconstruction
-from fedsim.core.errors import AttackError
+from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.knowledge import View
 from fedsim.core.models import VitParts, vit_parts
 
@@ -52,7 +52,10 @@ class PatchSolve:
         self, view: View, *, device: torch.device, progress: Progress
     ) -> Reconstruction:
         model = view.model()
-        parts = vit_parts(model)
+        try:
+            parts = vit_parts(model)
+        except ModelError as error:
+            raise AttackError(f"patch_solve attacks Vision Transformers: {error}") from error
         update, batch = view.update, view.batch_size
         notes: list[str] = []
         tensors = update.tensors

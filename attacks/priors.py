@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,24 +17,30 @@ from torch.nn import functional as F
 
 from attacks.registration import align
 from fedsim.core.errors import AttackError
+from fedsim.core.knowledge import Statistics
 from fedsim.core.learning import Colour, Update
 from fedsim.core.models import batchnorm_names
-
-Statistics = dict[str, tuple[Tensor, Tensor]]  # layer -> mean and variance by channel
 
 
 @dataclass(frozen=True)
 class Term:
-    """A prior with its weight, and the share of the steps (``since`` to ``until``) it is on."""
+    """A prior with its weight, and the share of the steps from which on it is on."""
 
     name: str
     weight: float
     penalty: Callable[[Tensor, float], Tensor]  # images, share of the steps done -> (S,)
     since: float = 0.0
-    until: float = 1.0
 
     def active(self, done: float) -> bool:
-        return self.weight > 0 and self.since <= done <= self.until
+        return self.weight > 0 and done >= self.since
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A prior that remembers something from step to step."""
+
+    def state(self) -> dict[str, Tensor]: ...
+    def restore(self, state: Mapping[str, Tensor]) -> None: ...
 
 
 def total_variation(images: Tensor, done: float = 0.0) -> Tensor:
@@ -105,6 +112,15 @@ class GroupConsistency:
                 self._consensus, self._renewed = registered_mean(images.detach()), done
             consensus = self._consensus
         return _norm(images - consensus)
+
+    def state(self) -> dict[str, Tensor]:
+        if self._consensus is None:
+            return {}
+        return {"consensus": self._consensus, "renewed": torch.tensor(self._renewed).double()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        if "consensus" in state:
+            self._consensus, self._renewed = state["consensus"], float(state["renewed"])
 
 
 def registered_mean(images: Tensor) -> Tensor:
@@ -208,15 +224,19 @@ def running_statistics(model: nn.Module) -> Statistics:
 def batch_statistics(model: nn.Module, update: Update) -> Statistics:
     """The statistics of the client's own batch, from the running ones it uploaded.
 
-    One step moves them by  new = (1 - m) old + m batch, so the batch's follow exactly.
+    One step moves them by  new = (1 - m) old + m batch, so the batch's follow exactly. Their
+    counter says whether it was one step; after none or several there is nothing to be had.
     """
     found = {}
     for name, (mean, variance) in running_statistics(model).items():
-        momentum = getattr(model.get_submodule(name), "momentum", None)
-        keys = (f"{name}.running_mean", f"{name}.running_var")
+        layer = model.get_submodule(name)
+        momentum, count = getattr(layer, "momentum", None), getattr(layer, "num_batches_tracked", 0)
+        keys = [f"{name}.{key}" for key in ("running_mean", "running_var", "num_batches_tracked")]
         if not momentum or any(key not in update.buffers for key in keys):
             return {}
-        new_mean, new_variance = (update.buffers[key].to(mean.device) for key in keys)
+        new_mean, new_variance, new_count = (update.buffers[key].to(mean.device) for key in keys)
+        if int(new_count) - int(count) != 1:
+            return {}
         found[name] = (
             (new_mean - (1 - momentum) * mean) / momentum,
             ((new_variance - (1 - momentum) * variance) / momentum).clamp(min=0),

@@ -229,11 +229,10 @@ def _solve(
             f"use smaller images or fewer channels."
         )
     forward, own = _matrices(layer.module, weight, d, inner)
-    rows = [forward[known], own]
-    sides = [u[known], d_weight.flatten()]
-    scales = [row.norm(dim=1).mean().clamp(min=1e-300) for row in rows if len(row)]
-    system = torch.cat([row / s for row, s in zip(rows, scales, strict=False)])
-    side = torch.cat([b / s for b, s in zip(sides, scales, strict=False)])
+    systems = [(forward[known], u[known]), (own, d_weight.flatten())]
+    scaled = [(a, b, a.norm(dim=1).mean().clamp(min=1e-300)) for a, b in systems if len(a)]
+    system = torch.cat([a / size for a, _, size in scaled])
+    side = torch.cat([b / size for _, b, size in scaled])
     solution = torch.linalg.lstsq(system, side[:, None], driver="gelsd", rcond=1e-10)
     if int(solution.rank) < unknowns:
         notes.append(

@@ -82,7 +82,7 @@ def solve(
     span = _rows(torch.cat([d_qkv, d_bias[:, None]], 1), tokens)  # (T, D + 1)
     rank = int(torch.linalg.matrix_rank(position, rtol=1e-5))
     unknowns = len(pixels) + 1
-    equations = width - 1 + 1 - len(span)
+    equations = width - len(span)  # of D + 1, less one: centred rows have no part along ones
     if equations < unknowns or rank < parts.tokens:
         notes.append(
             f"underdetermined: {max(equations, 0)} equations for {unknowns} unknowns a patch, "

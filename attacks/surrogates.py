@@ -25,6 +25,7 @@ class KinkTape:
     def __init__(self) -> None:
         self.choices: list[Tensor] = []
         self.replaying = False
+        self.used = False  # whether any module of the network writes on it
         self.at = 0
 
     def record(self) -> None:
@@ -90,8 +91,10 @@ def tape_kinks(model: nn.Module) -> KinkTape:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.ReLU:
+                tape.used = True
                 setattr(parent, name, _TapedReLU(tape))
             elif type(child) is nn.MaxPool2d and not child.return_indices:
+                tape.used = True
                 setattr(parent, name, _TapedMaxPool(child, tape))
     return tape
 
@@ -108,7 +111,8 @@ class _PatchProjection(nn.Module):
         batch, _, height, width = images.shape
         rows, columns = height // p, width // q
         patches = (
-            images.view(batch, channels, rows, p, columns, q)
+            images[..., : rows * p, : columns * q]
+            .reshape(batch, channels, rows, p, columns, q)
             .permute(0, 2, 4, 1, 3, 5)
             .reshape(batch, rows * columns, channels * p * q)
         )

@@ -53,6 +53,7 @@ def attack_offline(
     pool = InlinePool(spec, handout, watch, lambda job: Secrets())
     for job in jobs:
         job.result.unlink(missing_ok=True)
+        job.notebook.unlink(missing_ok=True)
         pool.submit(job)
     with watch.running(0, 0):
         pool.drain()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from attacks import create_attack
+from attacks.labels import recover_labels
 from attacks.patch_solve import distance_to_8_bit, fold_patches
 from attacks.solvers import ridge_solve
 from clients.datasets import load_images
@@ -17,7 +18,7 @@ from defenses.sinusoidal_pe import SinusoidalPE
 from fedsim.core.attack import Reconstruction, no_progress
 from fedsim.core.errors import AttackError, SpecError
 from fedsim.core.knowledge import THREATS, PriorModel, View, granted_by
-from fedsim.core.learning import local_update
+from fedsim.core.learning import Protocol, local_update
 from fedsim.core.metrics import psnr, ssim
 from fedsim.core.models import build_architecture, build_model, vit_parts
 from fedsim.core.observation import Observation, Public
@@ -203,7 +204,7 @@ def test_attacks_on_transformers_recover_an_image(name: str, params: dict) -> No
     assert float(ssim(images, found.images)) > float(ssim(images, guess.images)) + 0.5
 
 
-@pytest.mark.parametrize("name", ["april", "gradvit", "row_space", "april_closed"])
+@pytest.mark.parametrize("name", ["april", "gradvit", "row_space", "april_closed", "patch_solve"])
 def test_attacks_on_transformers_decline_a_convolutional_network(name: str) -> None:
     observation, _ = convnet_observation()
     params = {"steps": 2} if name in ("april", "gradvit") else {}
@@ -320,6 +321,36 @@ def test_the_batch_size_is_read_from_the_rank_where_it_is_withheld() -> None:
     assert len(result.images) == 3
     assert "batch_size" not in view.ledger
     assert any("batch size 3" in note for note in result.notes)
+
+
+def test_a_client_that_clips_its_gradient_is_simulated_with_its_clipping() -> None:
+    images, labels = photos(16, [70])
+    train = TrainSpec(clip=0.01)
+    public = Public.of(Spec(data=DataSpec(image_size=16), train=train), num_classes=8)
+    update = local_update(convnet(), [(images, labels)], public.protocol)
+    observation = Observation(1, 0, convnet().state_dict(), update, public)
+    told = attack(observation, "idlg", convnet, threat="C", steps=60)
+    untold = attack(observation, "idlg", convnet, threat="B", steps=60)
+    assert float(psnr(images, told.images)) > float(psnr(images, untold.images)) + 3
+
+
+def test_labels_of_a_clipped_batch_are_counted_without_its_scale() -> None:
+    model = build_model(TINY, image_size=32, num_classes=8, seed=0)
+    images, _ = photos(32, range(0, 480, 120))
+    labels = torch.tensor([1, 1, 5, 5])
+    protocol = Protocol(clip=0.01)
+    update = local_update(model, [(images, labels)], protocol)
+    assert recover_labels(update, model, 4, protocol=protocol).tolist() == [1, 1, 5, 5]
+
+
+def test_oracle_labels_say_how_many_pictures_there_were() -> None:
+    observation, _ = several_steps()
+    granted = granted_by(ThreatSpec(model="C", oracle_labels=True))
+    view = View(observation, granted, architecture=convnet, oracle_labels=torch.tensor([1]))
+    result = create_attack("inverting_gradients", steps=2).reconstruct(
+        view, device=CPU, progress=no_progress
+    )
+    assert len(result.images) == 1
 
 
 # -- several local steps --------------------------------------------------------------------

@@ -22,9 +22,15 @@ from attacks.matcher import (
     silence,
 )
 from attacks.objectives import Cosine, LayerL2, Objective, PositionCosine, SquaredL2, Tag, Target
-from attacks.priors import FeaturePrior, Term, running_statistics, total_variation
+from attacks.priors import (
+    FeaturePrior,
+    GroupConsistency,
+    Term,
+    running_statistics,
+    total_variation,
+)
 from attacks.surrogates import as_matrix, tape_kinks
-from fedsim.core.attack import no_progress
+from fedsim.core.attack import Progress, no_progress
 from fedsim.core.errors import AttackError
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.models import build_model
@@ -210,7 +216,7 @@ def test_a_surrogate_point_explains_several_steps_better_than_the_start() -> Non
     update = local_update(tiny(), [(images, labels)] * 8, protocol)
     target = Target({n: -t for n, t in update.tensors.items()})
     start = GradientMatcher(tiny(), target, Cosine())
-    between = SurrogateMatcher(tiny(), target, Cosine())
+    between = SurrogateMatcher(tiny(), target, Cosine(), delta=update.tensors)
     truth, classes = images[None], labels[None]
     assert float(between.value(truth, classes)) < 0.5 * float(start.value(truth, classes))
 
@@ -408,6 +414,106 @@ def test_a_search_goes_on_from_its_notebook_with_the_same_numbers(
     assert notebook.path.is_file()
     assert torch.equal(run(None, notebook), whole)
     assert not notebook.path.exists()
+
+
+def resumed(tmp_path: Path, run: Callable[..., torch.Tensor], stop_at: int) -> None:
+    """A run that is cut at a step and gone on with ends where a whole one does."""
+
+    def stops(done: int, total: int, loss: float | None = None) -> None:
+        if done >= stop_at:
+            raise InterruptedSearchError
+
+    notebook = Notebook(tmp_path / "page.safetensors")
+    whole = run(None, no_progress)
+    with pytest.raises(InterruptedSearchError):
+        run(notebook, stops)
+    assert notebook.path.is_file()
+    assert torch.equal(run(notebook, no_progress), whole)
+
+
+@pytest.mark.parametrize("stop_at", [21, 27])
+def test_phases_and_the_consensus_of_seeds_survive_a_resume(tmp_path: Path, stop_at: int) -> None:
+    model, target, _, labels = problem()
+    starts = torch.stack([pictures(1, seed, 4) for seed in (12, 13)])
+
+    def run(page: Notebook | None, progress: Progress) -> torch.Tensor:
+        budget = Budget(40, phases=((0.0, 1.0), (0.5, 0.5)), save_seconds=0.0)
+        group = Term("group", 0.1, GroupConsistency(registered=True, renewals=3))
+        return search(
+            matcher_of(model, target),
+            Pixels(starts, LOW, HIGH),
+            labels.expand(2, -1),
+            budget,
+            terms=[group],
+            progress=progress,
+            notebook=page,
+        ).images
+
+    resumed(tmp_path, run, stop_at)
+
+
+def test_the_surrogate_point_survives_a_resume(tmp_path: Path) -> None:
+    protocol = Protocol(upload="delta", lr=0.5, mean=(0, 0, 0), std=(1, 1, 1))
+    labels = torch.tensor([0, 1])
+    update = local_update(tiny(), [(pictures(2, 0, 4), labels)] * 8, protocol)
+    target = Target({n: -t for n, t in update.tensors.items()})
+
+    def run(page: Notebook | None, progress: Progress) -> torch.Tensor:
+        matcher = SurrogateMatcher(tiny(), target, Cosine(), delta=update.tensors)
+        space = Pixels(pictures(2, 5, 4)[None], LOW, HIGH)
+        budget = Budget(40, save_seconds=0.0)
+        return search(matcher, space, labels[None], budget, progress=progress, notebook=page).images
+
+    resumed(tmp_path, run, 23)
+
+
+def test_a_page_of_another_search_is_not_gone_on_with(tmp_path: Path) -> None:
+    model, target, _, labels = problem()
+    notebook = Notebook(tmp_path / "page.safetensors")
+
+    def run(fingerprint: str, progress: Progress) -> list[str]:
+        return search(
+            matcher_of(model, target),
+            Pixels(pictures(1, 2, 4)[None], LOW, HIGH),
+            labels,
+            Budget(20, save_seconds=0.0),
+            progress=progress,
+            notebook=notebook,
+            fingerprint=fingerprint,
+        ).notes
+
+    def stops(done: int, total: int, loss: float | None = None) -> None:
+        if done >= 10:
+            raise InterruptedSearchError
+
+    with pytest.raises(InterruptedSearchError):
+        run("one", stops)
+    assert run("another", no_progress) == []
+    with pytest.raises(InterruptedSearchError):
+        run("one", stops)
+    assert run("one", no_progress) == ["resumed at step 9"]
+
+
+def test_seeds_of_a_network_with_kinks_are_not_batched() -> None:
+    spec = ModelSpec(name="convnet", options={"channels": [8, 8]})
+    model, labels = model_of(spec), torch.tensor([1])
+    target = target_of(model, pictures(1, 1), labels)
+    assert not GradientMatcher(model, target, Cosine()).batchable
+    smooth = model_of(VIT)
+    assert GradientMatcher(smooth, target_of(smooth, pictures(1, 1), labels), Cosine()).batchable
+
+
+def test_the_unrolled_client_trains_also_what_is_not_matched() -> None:
+    protocol = Protocol(upload="delta", lr=0.5, mean=(0, 0, 0), std=(1, 1, 1))
+    images, labels, rows = pictures(2, 0, 4), torch.tensor([0, 1]), [[0, 1]] * 3
+    update = local_update(tiny(), [(images, labels)] * 3, protocol)
+    part = Target({name: update.tensors[name] for name in ("1.weight", "1.bias")})
+    ways: tuple[Way, ...] = ("first_order", "double")
+    for way in ways:
+        matcher = UnrolledMatcher(
+            tiny(), part, SquaredL2(), way=way, protocol=protocol, batches=rows
+        )
+        assert float(matcher.value(images[None], labels[None])) < 1e-8
 
 
 def test_a_damaged_notebook_is_started_afresh(tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def test_without_buffers_there_are_no_statistics_of_the_batch() -> None:
     batch = (torch.rand(2, 3, 64, 64), torch.tensor([0, 1]))
     update = local_update(model, [batch], Protocol(batchnorm="local"))
     assert batch_statistics(model, update) == {}
+    evaluated = local_update(model, [batch], Protocol(mode="eval"))
+    assert batch_statistics(model, evaluated) == {}  # its buffers did not move
 
 
 def test_the_packaged_prior_network_prefers_natural_pictures_to_noise() -> None:

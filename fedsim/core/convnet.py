@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from timm.models import register_model
-from torch import Tensor, nn
+from torch import nn
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -55,10 +55,6 @@ class ConvNet(nn.Sequential):
 
     def get_classifier(self) -> nn.Module:
         return self[-1]
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = super().forward(images)
-        return logits
 
 
 @register_model

@@ -6,6 +6,7 @@ is recorded in the ledger, so that a report can say what a result rests on.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -150,9 +151,11 @@ class View:
         """Whether ``field`` may be read and is there; asking is no reading."""
         return field in self._known
 
-    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """The attacker's own coin: the same for the same observation, attack and trial."""
-        return torch.Generator(device).manual_seed(self._seed)
+    def generator(self, purpose: str = "") -> torch.Generator:
+        """The attacker's own coin, one for each purpose: the same for the same observation,
+        attack and trial."""
+        own = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:6], "big") if purpose else 0
+        return torch.Generator().manual_seed(self._seed ^ own)
 
     @property
     def update(self) -> Update:
