@@ -159,6 +159,7 @@ class _Search:
         self.trace: list[tuple[int, float]] = []
         self.step, self.phase = 0, 1
         self.fingerprint = ""
+        self.units: dict[int, Tensor] = {}
         self.saved = time.monotonic()
 
     # -- the loop ---------------------------------------------------------------------------
@@ -284,8 +285,14 @@ class _Search:
             for view, variable in zip(views, self.searched, strict=True):
                 assert variable.grad is not None
                 view.grad = variable.grad[seed].clone()
+            if seed not in self.units:  # torch's L-BFGS drops curvature of tiny gradients
+                sizes = torch.stack([v.grad.abs().mean() for v in views if v.grad is not None])
+                self.units[seed] = 1 / sizes.mean().clamp(min=1e-30)
+            for view in views:
+                assert view.grad is not None
+                view.grad.mul_(self.units[seed])
             optimizer.param_groups[0]["lr"] = rate
-            optimizer.step(partial(float, loss[seed]))
+            optimizer.step(partial(float, loss[seed] * self.units[seed]))
 
     def _stale(self) -> bool:
         if self.budget.patience is None:

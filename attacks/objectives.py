@@ -121,7 +121,7 @@ class Cosine:
 
     def __call__(self, gradients: Sequence[Tensor], target: Target) -> Distance:
         gradients = target.seen(gradients)
-        squares, dots = _squares(gradients), _dots(gradients, target)
+        squares, dots = _squares_and_dots(gradients, target)
         g, t, dot = squares.sum(0).clamp(min=_TINY), target.squares.sum(), dots.sum(0)
         size = (g * t).sqrt()
         cosine = dot / size
@@ -139,7 +139,8 @@ class LayerCosine:
 
     def __call__(self, gradients: Sequence[Tensor], target: Target) -> Distance:
         gradients = target.seen(gradients)
-        g, dots = _squares(gradients).clamp(min=_TINY), _dots(gradients, target)
+        squares, dots = _squares_and_dots(gradients, target)
+        g = squares.clamp(min=_TINY)
         used = (target.squares > 0).to(g.dtype)[:, None]
         share = used / used.sum()
         size = (g * target.squares[:, None]).sqrt().clamp(min=_TINY)
@@ -228,11 +229,11 @@ def _residuals(gradients: Sequence[Tensor], target: Target) -> Tensor:
     ).square()
 
 
-def _squares(gradients: Sequence[Tensor]) -> Tensor:
-    """|g_l|^2 by layer and seed, (L, S)."""
-    return torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]).square()
-
-
-def _dots(gradients: Sequence[Tensor], target: Target) -> Tensor:
-    """<g_l, t_l> by layer and seed, (L, S)."""
-    return torch.stack([g.flatten(1) @ t for g, t in zip(gradients, target.flat, strict=True)])
+def _squares_and_dots(gradients: Sequence[Tensor], target: Target) -> tuple[Tensor, Tensor]:
+    """|g_l|^2 and <g_l, t_l> by layer and seed, (L, S), both while a layer is in the cache."""
+    norms, dots = [], []
+    for gradient, wanted in zip(gradients, target.flat, strict=True):
+        flat = gradient.flatten(1)
+        norms.append(torch.linalg.vector_norm(flat, dim=1))
+        dots.append(flat @ wanted)
+    return torch.stack(norms).square(), torch.stack(dots)
