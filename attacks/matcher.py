@@ -82,6 +82,8 @@ class Matcher:
             )
         if self.compiled and self.way == "double":
             raise AttackError("compiled graphs have no second derivative; use engine: first_order.")
+        if self.compiled and self.features is not None:
+            raise AttackError("a prior on BatchNorm features listens to modules: not compiled.")
         parameters = dict(self.model.named_parameters())
         unknown = [name for name in self.target.names if name not in parameters]
         if unknown:

@@ -259,6 +259,16 @@ def test_mixed_precision_needs_double_and_works_there() -> None:
     assert cosine(low(start, labels[None]).images, full(start, labels[None]).images) > 0.9
 
 
+@pytest.mark.slow
+def test_a_compiled_search_takes_the_same_steps() -> None:
+    model, labels = model_of(VIT), torch.tensor([1])
+    target = target_of(model, pictures(1, 1), labels)
+    plain = GradientMatcher(copy.deepcopy(model), target, Cosine())
+    compiled = GradientMatcher(copy.deepcopy(model), target, Cosine(), compiled=True)
+    start = pictures(1, 2)[None]
+    assert cosine(plain(start, labels[None]).images, compiled(start, labels[None]).images) > 0.999
+
+
 # -- the choice of the way ------------------------------------------------------------------
 
 

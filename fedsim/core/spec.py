@@ -95,12 +95,12 @@ class Component(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str
-    label: Annotated[str, Field(pattern=r"^[\w .+-]+$")] | None = None
+    title: Annotated[str, Field(pattern=r"^[\w .+-]+$")] | None = None
 
     @property
     def short_name(self) -> str:
-        """The name in tables: the label, or the name; of an import path, the class."""
-        return self.label or self.name.rpartition(":")[2]
+        """The name in tables: the title, or the name; of an import path, the class."""
+        return self.title or self.name.rpartition(":")[2]
 
     @property
     def params(self) -> dict[str, Any]:
