@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from attacks.matching import MatchingAttack, Setting, Weight
 from attacks.objectives import Objective, PositionCosine, SquaredL2
 from attacks.priors import Term, total_variation
-from fedsim.core.errors import AttackError, ModelError
-from fedsim.core.models import vit_parts
+from attacks.selection import transformer_parts
+from fedsim.core.errors import AttackError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,7 @@ class April(MatchingAttack):
     tv: Weight = 0.0
 
     def objective(self, setting: Setting) -> Objective:
-        try:
-            position = vit_parts(setting.model).position
-        except ModelError as error:
-            raise AttackError(f"april attacks Vision Transformers: {error}") from error
+        position = transformer_parts(setting.model, "april").position
         if position is None or position not in setting.update.tensors:
             raise AttackError(
                 "april needs the gradient of a learned position embedding; the update has none."

@@ -168,6 +168,8 @@ class _Search:
         notes: list[str] = []
         if self._resume():
             notes.append(f"resumed at step {self.step}")
+        elif self.notebook is not None and self.notebook.damaged:
+            notes.append("the checkpoint was damaged: started afresh")
         budget, every = self.budget, max(1, self.budget.steps // 50)
         while self.step < budget.steps:
             done = self.step / budget.steps

@@ -23,7 +23,6 @@ class GradInversion(DeepInversion):
 
     seeds: Count = 4
     warmup: Annotated[int, Field(ge=0)] = 50
-    langevin: Weight | None = None  # type: ignore[assignment]
     batchnorm: BatchNormName = "auto"
     group: Weight | None = None
     registered: bool = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from attacks.engine import Budget, OptimizerName, ScheduleName
+from attacks.engine import Budget
 from attacks.matching import Count, MatchingAttack, Setting, Weight
 from attacks.objectives import Objective, ObjectiveName, objective_of
 from attacks.priors import (
@@ -22,8 +22,7 @@ from attacks.priors import (
     total_variation,
     total_variation_norm,
 )
-from fedsim.core.errors import AttackError, ModelError
-from fedsim.core.models import vit_parts
+from attacks.selection import transformer_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +40,6 @@ class GradVit(MatchingAttack):
     preset: Literal["paper", "cpu"] = "paper"
     steps: Count = 120_000
     seeds: Count = 4
-    optimizer: OptimizerName | None = None  # type: ignore[assignment]
-    schedule: ScheduleName | None = None  # type: ignore[assignment]
     matching: Weight | None = None
     image: Weight | None = None
     patch: Weight | None = None
@@ -94,10 +91,7 @@ class GradVit(MatchingAttack):
         return ((0.0, weight), (0.5, weight / 2)) if self.scheduled else ((0.0, weight),)
 
     def terms(self, setting: Setting) -> list[Term]:
-        try:
-            parts = vit_parts(setting.model)
-        except ModelError as error:
-            raise AttackError(f"gradvit attacks Vision Transformers: {error}") from error
+        parts = transformer_parts(setting.model, "gradvit")
         weights, small = self.weights(), self.preset == "cpu"
         variation = total_variation if small else total_variation_norm
         terms = [

@@ -9,15 +9,15 @@ that of <v, grad_theta L(x, theta)>, and there are two ways to it:
   5/3 of a plain training step in the limit, at training memory, with fused attention. It is a
   difference in float32, so it wants full precision.
 
-A matcher simulates one kind of client: `GradientMatcher` one gradient, `UnrolledMatcher` several
-local steps by an adjoint through them, `SurrogateMatcher` several local steps by one gradient at
-a point between the weights before and after (SME, Zhu et al. 2023).
+A matcher simulates one kind of client: `GradientMatcher` one gradient; `attacks.local_steps` has
+those of clients that take several steps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -31,9 +31,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.objectives import Distance, Objective, Target
 from attacks.priors import FeaturePrior
-from attacks.surrogates import KinkTape, as_matrix, tape_kinks
+from attacks.surrogates import as_matrix, tape_kinks
 from fedsim.core.errors import AttackError
-from fedsim.core.learning import Protocol
 
 Way = Literal["first_order", "double"]
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
@@ -52,7 +51,7 @@ class Match:
 
 
 @dataclass
-class Matcher:
+class Matcher(ABC):
     """What all matchers share: the model without its dice, the layers to match, the way."""
 
     model: nn.Module
@@ -112,15 +111,16 @@ class Matcher:
         """What changes from call to call, for a checkpoint."""
         return {}
 
-    def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from a checkpoint."""
+    def restore(self, state: Mapping[str, float]) -> None:  # noqa: B027
+        """Go on from a checkpoint; there is nothing to restore where nothing changes."""
 
     def value(self, images: Tensor, labels: Tensor) -> Tensor:
         """The matching loss alone, (S,)."""
         return self(images, labels).value
 
+    @abstractmethod
     def _one(self, images: Tensor, labels: Tensor) -> Match:
-        raise NotImplementedError
+        """Match one seed."""
 
     def _leaves(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Images and labels as leaves of a new graph, and the list of what is searched."""
@@ -183,7 +183,7 @@ class GradientMatcher(Matcher):
             with self._casting():
                 loss = classification_loss(self.run(x), y)
             graph = torch.autograd.grad(loss, self.weights, create_graph=True, allow_unused=True)
-            gradients = _filled(graph, self.weights)
+            gradients = filled(graph, self.weights)
             with torch.no_grad():
                 distance = self.objective([g.detach()[None] for g in gradients], self.target)
                 v = distance.derivative(self.target)
@@ -200,7 +200,7 @@ class GradientMatcher(Matcher):
         self.tape.record()
         loss = classification_loss(self.run(x), y)
         found = torch.autograd.grad(loss, [*self.weights, *searched], allow_unused=True)
-        gradients = _filled(found[: len(self.weights)], self.weights)
+        gradients = filled(found[: len(self.weights)], self.weights)
         with torch.no_grad():
             distance = self.objective([g[None] for g in gradients], self.target)
             e = (self.step / distance.norm.clamp(min=1e-30))[0]
@@ -273,226 +273,6 @@ class GradientMatcher(Matcher):
         return self._match(distance.value, found, like)
 
 
-class UnrolledMatcher(Matcher):
-    """Several local steps, simulated one after the other: what FedAvg uploads.
-
-    ``batches`` says which of the searched images each step uses. The derivative runs back
-    through the steps as an adjoint; each step needs the product of its Hessian with it, which
-    one more first-order pass gives as a difference, together with the derivative in the images.
-    """
-
-    def __init__(
-        self, *args: Any, protocol: Protocol, batches: Sequence[Sequence[int]], **options: Any
-    ):
-        self.protocol, self.batches = protocol, [list(b) for b in batches]
-        super().__init__(*args, **options)
-        if self.features is not None:
-            raise AttackError("a prior on BatchNorm features needs a single-gradient update.")
-        if self.way == "first_order" and protocol.optimizer != "sgd":
-            raise AttackError("the first-order adjoint is that of SGD; use engine: double.")
-        self.start = [w.detach().clone() for w in self.weights]
-        self.matched = [self.names.index(name) for name in self.target.names]
-        self.tape = tape_kinks(self.model) if self.way == "first_order" else KinkTape()
-
-    def _differentiated(self, parameters: Mapping[str, nn.Parameter]) -> list[str]:
-        """Everything the client trains, matched or not: it all moves between the steps."""
-        trained = [name for name, p in parameters.items() if p.requires_grad]
-        return trained + [name for name in self.target.names if name not in trained]
-
-    def _one(self, images: Tensor, labels: Tensor) -> Match:
-        x, y, searched = self._leaves(images, labels)
-        if self.way == "double":
-            with twice_differentiable(self.model):
-                return self._double(x, y, searched, images)
-        with full_precision():
-            return self._first_order(x, y, searched, images)
-
-    def _double(self, x: Tensor, y: Tensor, searched: list[Tensor], like: Tensor) -> Match:
-        buffers = dict(self.model.named_buffers())
-        state = {n: p.detach() for n, p in self.model.named_parameters()}
-        theta = [w.detach().clone().requires_grad_(True) for w in self.weights]
-        first = list(theta)
-        memory = OptimizerMemory(self.protocol)
-        for rows in self.batches:
-            named = state | dict(zip(self.names, theta, strict=True)) | buffers
-            with self._casting():
-                loss = classification_loss(functional_call(self.model, named, (x[rows],)), y[rows])
-            gradients = _filled(
-                torch.autograd.grad(loss, theta, create_graph=True, allow_unused=True), theta
-            )
-            theta = memory.step(theta, clipped(gradients, self.protocol.clip))
-        delta = [theta[i] - first[i] for i in self.matched]
-        with torch.no_grad():
-            distance = self.objective([d.detach()[None] for d in delta], self.target)
-            v = [w[0] for w in distance.derivative(self.target)]
-        found = torch.autograd.grad(delta, searched, v, allow_unused=True)
-        return self._match(distance.value[0], _filled(found, searched), like)
-
-    def _first_order(self, x: Tensor, y: Tensor, searched: list[Tensor], like: Tensor) -> Match:
-        lr, momentum, decay = (
-            self.protocol.lr,
-            self.protocol.momentum,
-            self.protocol.weight_decay,
-        )
-        steps = []
-        memory = OptimizerMemory(self.protocol)
-        theta = [w.detach().clone() for w in self.weights]
-        for rows in self.batches:
-            self.tape.record()
-            gradients, inner = self._pass(theta, x, y, rows, searched)
-            steps.append((rows, theta, gradients, inner, self.tape.choices))
-            theta = memory.step(theta, clipped(gradients, self.protocol.clip))
-        with torch.no_grad():
-            delta = [(theta[i] - self.start[i])[None] for i in self.matched]
-            distance = self.objective(delta, self.target)
-        on_theta = [torch.zeros_like(t) for t in theta]
-        for i, v in zip(self.matched, distance.derivative(self.target), strict=True):
-            on_theta[i] = v[0]
-        on_memory = [torch.zeros_like(w) for w in on_theta]
-        found = [torch.zeros_like(s) for s in searched]
-        for rows, theta, gradients, inner, choices in reversed(steps):
-            on_memory = [m.add(t, alpha=-lr) for m, t in zip(on_memory, on_theta, strict=True)]
-            on_gradient = clipped_adjoint(on_memory, gradients, self.protocol.clip)
-            on_theta = [t.add(m, alpha=decay) for t, m in zip(on_theta, on_memory, strict=True)]
-            on_memory = [m * momentum for m in on_memory]
-            e = self.step / norm_of([g[None] for g in on_gradient]).clamp(min=1e-30)
-            moved = [t + e * g for t, g in zip(theta, on_gradient, strict=True)]
-            self.tape.replay(choices)
-            shifted, shifted_inner = self._pass(moved, x, y, rows, searched)
-            on_theta = [
-                t + (after - before) / e
-                for t, after, before in zip(on_theta, shifted, gradients, strict=True)
-            ]
-            for total, after, before in zip(found, shifted_inner, inner, strict=True):
-                total += (after - before) / e
-        return self._match(distance.value[0], found, like)
-
-    def _pass(
-        self, theta: Sequence[Tensor], x: Tensor, y: Tensor, rows: list[int], searched: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Gradients of one local step in the weights and in what is searched, at ``theta``."""
-        with torch.no_grad():
-            for weight, value in zip(self.weights, theta, strict=True):
-                weight.copy_(value)
-        loss = classification_loss(self.model(x[rows]), y[rows])
-        wanted = [*self.weights, *searched]
-        found = _filled(torch.autograd.grad(loss, wanted, allow_unused=True), wanted)
-        with torch.no_grad():
-            for weight, value in zip(self.weights, self.start, strict=True):
-                weight.copy_(value)
-        return list(found[: len(theta)]), list(found[len(theta) :])
-
-
-class SurrogateMatcher(GradientMatcher):
-    """Several local steps seen as one gradient at theta + (1 - a) delta, with ``a`` learned.
-
-    After SME (Zhu et al. 2023): somewhere between the weights before and after, the gradient of
-    all the client's images points along the update. ``delta`` is the whole update, matched or not.
-    """
-
-    rate, width, every = 0.01, 0.02, 10
-
-    def __init__(self, *args: Any, delta: Mapping[str, Tensor], **options: Any):
-        super().__init__(*args, **options)
-        own = dict(self.model.named_parameters())
-        self.path = [(own[n], own[n].detach().clone(), d.to(own[n])) for n, d in delta.items()]
-        self.probe_path = []
-        if self.probe is not None:
-            moved = dict(self.probe.named_parameters())
-            self.probe_path = [(moved[n], own[n]) for n in delta if n not in self.target.names]
-        self.share, self.calls = 0.5, 0
-        self.batchable = False  # all seeds share the point, which moves
-        self._move(self.share)
-
-    def __call__(self, images: Tensor, labels: Tensor) -> Match:
-        match = super().__call__(images, labels)
-        self.calls += 1
-        if self.calls % self.every == 0:  # the loss on either side says where the point goes
-            before, after = (self._at(a, images, labels) for a in (-self.width, self.width))
-            step = self.rate if before < after else -self.rate
-            self.share = min(1.0, max(0.0, self.share - step))
-            self._move(self.share)
-        return match
-
-    def state(self) -> dict[str, float]:
-        return {"share": self.share, "calls": float(self.calls)}
-
-    def restore(self, state: Mapping[str, float]) -> None:
-        self.share, self.calls = state["share"], int(state["calls"])
-        self._move(self.share)
-
-    def _at(self, offset: float, images: Tensor, labels: Tensor) -> float:
-        self._move(self.share + offset)
-        return float(super().__call__(images, labels).value.mean())
-
-    def _move(self, share: float) -> None:
-        with torch.no_grad():
-            for weight, start, delta in self.path:
-                weight.copy_(torch.add(start, delta, alpha=1 - share))
-            for moved, weight in self.probe_path:
-                moved.copy_(weight)
-
-
-class OptimizerMemory:
-    """The client's optimiser on lists of tensors, differentiable: what `torch.optim` does."""
-
-    def __init__(self, protocol: Protocol):
-        self.protocol = protocol
-        self.first: list[Tensor] = []
-        self.second: list[Tensor] = []
-        self.count = 0
-
-    def step(self, theta: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
-        p, self.count = self.protocol, self.count + 1
-        if p.optimizer == "adamw":
-            return self._adamw(theta, gradients)
-        moves = [g + p.weight_decay * t for g, t in zip(gradients, theta, strict=True)]
-        if self.first:
-            moves = [p.momentum * m + d for m, d in zip(self.first, moves, strict=True)]
-        self.first = moves
-        return [t - p.lr * m for t, m in zip(theta, moves, strict=True)]
-
-    def _adamw(self, theta: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
-        p, (one, two), tiny = self.protocol, (0.9, 0.999), 1e-8
-        zero = [torch.zeros_like(t) for t in theta]
-        self.first = [
-            one * m + (1 - one) * g for m, g in zip(self.first or zero, gradients, strict=True)
-        ]
-        self.second = [
-            two * m + (1 - two) * g * g for m, g in zip(self.second or zero, gradients, strict=True)
-        ]
-        mean, spread = 1 - one**self.count, 1 - two**self.count
-        return [
-            t * (1 - p.lr * p.weight_decay)
-            - p.lr * (m / mean) / ((s / spread).clamp(min=1e-24).sqrt() + tiny)
-            for t, m, s in zip(theta, self.first, self.second, strict=True)
-        ]
-
-
-def clipped(gradients: Sequence[Tensor], limit: float | None) -> list[Tensor]:
-    """Gradients scaled to a global norm of at most ``limit``."""
-    if limit is None:
-        return list(gradients)
-    norm = norm_of([g[None] for g in gradients])[0]
-    scale = (limit / (norm + 1e-6)).clamp(max=1.0)
-    return [g * scale for g in gradients]
-
-
-def clipped_adjoint(
-    outer: Sequence[Tensor], gradients: Sequence[Tensor], limit: float | None
-) -> list[Tensor]:
-    """The transpose of clipping's derivative at ``gradients``, applied to ``outer``."""
-    if limit is None:
-        return list(outer)
-    norm = norm_of([g[None] for g in gradients])[0]
-    if float(norm) + 1e-6 <= limit:
-        return list(outer)
-    scale = limit / (norm + 1e-6)
-    along = torch.stack([(o * g).sum() for o, g in zip(outer, gradients, strict=True)]).sum()
-    back = limit / (norm + 1e-6) ** 2 / norm * along
-    return [scale * o - back * g for o, g in zip(outer, gradients, strict=True)]
-
-
 def classification_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy to classes (B,) or to soft labels given by their logits (B, C)."""
     if labels.is_floating_point():
@@ -561,6 +341,6 @@ def _listening(features: FeaturePrior | None, model: nn.Module) -> Iterator[None
         yield
 
 
-def _filled(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+def filled(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
     """Gradients with zeros where a tensor was not used."""
     return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like, strict=True)]

@@ -7,8 +7,9 @@ labels, what is to be matched, the start, and which kind of client is simulated.
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -24,14 +25,8 @@ from attacks.engine import (
     search,
 )
 from attacks.labels import Rule, batch_size_from_rank, momentum_pull, recover_labels
-from attacks.matcher import (
-    GradientMatcher,
-    Matcher,
-    Precision,
-    SurrogateMatcher,
-    UnrolledMatcher,
-    Way,
-)
+from attacks.local_steps import SurrogateMatcher, UnrolledMatcher
+from attacks.matcher import GradientMatcher, Matcher, Precision, Way
 from attacks.objectives import Objective, Target
 from attacks.patch_solve import PatchSolve
 from attacks.priors import FeaturePrior, Term
@@ -80,7 +75,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatchingAttack:
+class MatchingAttack(ABC):
     """Parameters every matching attack has.
 
     ``engine``: how the matching loss is differentiated (see `attacks.matcher`); ``seeds``: starts
@@ -89,7 +84,8 @@ class MatchingAttack:
     are matched; ``masked``: match only what is not zero in the update; ``local``: how several
     local steps are simulated; ``pictures``: how many images to find, where the protocol does not
     tell; ``patience``: stop after so many steps without a better match; ``checkpoint_seconds``: how
-    often a long search writes down where it is.
+    often a long search writes down where it is. ``optimizer``, ``schedule``, ``langevin``: adam,
+    cosine and none, where the attack has no preset of its own.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset(
@@ -102,10 +98,10 @@ class MatchingAttack:
     steps: Count = 400
     lr: Annotated[float, Field(gt=0)] = 0.1
     seeds: Count = 1
-    optimizer: OptimizerName = "adam"
-    schedule: ScheduleName = "cosine"
+    optimizer: OptimizerName | None = None
+    schedule: ScheduleName | None = None
     warmup: Annotated[int, Field(ge=0)] = 0
-    langevin: Weight = 0.0
+    langevin: Weight | None = None
     engine: EngineName = "auto"
     precision: Precision = "float32"
     compiled: bool = False
@@ -122,8 +118,9 @@ class MatchingAttack:
 
     # -- what an attack says of itself ------------------------------------------------------
 
+    @abstractmethod
     def objective(self, setting: Setting) -> Objective:
-        raise NotImplementedError
+        """How a gradient is compared with the one observed."""
 
     def terms(self, setting: Setting) -> list[Term]:
         """Priors on the images."""
@@ -149,7 +146,7 @@ class MatchingAttack:
         start = self._start(setting)
 
         def make(way: Way) -> Matcher:
-            options = {
+            options: dict[str, Any] = {
                 "way": way,
                 "precision": self.precision,
                 "compiled": self.compiled and way == "first_order",
@@ -168,7 +165,7 @@ class MatchingAttack:
             if setting.local == "surrogate":
                 delta = setting.update.tensors
                 return SurrogateMatcher(model, target, objective, delta=delta, **options)
-            return GradientMatcher(model, target, objective, **options)  # type: ignore[arg-type]
+            return GradientMatcher(model, target, objective, **options)
 
         matcher, words = choose_way(make, self.engine, start, labels)
         low, high = setting.box
@@ -198,8 +195,8 @@ class MatchingAttack:
         return Budget(
             steps=self.steps,
             lr=self.lr,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
+            optimizer=self.optimizer or "adam",
+            schedule=self.schedule or "cosine",
             warmup=self.warmup,
             langevin=self.langevin or 0.0,
             phases=self.phases(),

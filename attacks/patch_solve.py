@@ -20,84 +20,58 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attacks.labels import recover_labels
+from attacks.closed_form import ClosedForm, Solved, fold_patches, uploaded
+from attacks.selection import transformer_parts
 from attacks.solvers import RidgeSolution, ridge_solve
-from fedsim.core.attack import Progress, Reconstruction
-from fedsim.core.errors import AttackError, ModelError
+from fedsim.core.attack import Progress
+from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
-from fedsim.core.models import VitParts, vit_parts
+from fedsim.core.models import VitParts
 
 
 @dataclass(frozen=True)
-class PatchSolve:
+class PatchSolve(ClosedForm):
     """``ridge`` None: chosen by generalised cross-validation, without the truth.
 
     ``snap``: pictures are stored in 8 bits, so where the estimate itself lies close to that grid
     (far closer than chance) it is moved onto it, which makes it exact.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset(
-        {"update", "weights", "architecture", "image_size", "normalisation", "batch_size"}
-    )
     uses: ClassVar[frozenset[str]] = frozenset({"optimizer", "learning_rate", "local_steps"})
 
     ridge: Annotated[float, Field(ge=0)] | None = None
     snap: bool = True
 
-    def reconstruct(
-        self, view: View, *, device: torch.device, progress: Progress
-    ) -> Reconstruction:
-        model = view.model()
-        try:
-            parts = vit_parts(model)
-        except ModelError as error:
-            raise AttackError(f"patch_solve attacks Vision Transformers: {error}") from error
-        update, batch = view.update, view.batch_size
+    def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
+        parts = transformer_parts(model, "patch_solve")
         notes: list[str] = []
-        tensors = update.tensors
-        if update.kind == "delta":
+        tensors = view.update.tensors
+        if view.update.kind == "delta":
             tensors = without_decay(view, model, notes)
-        solution = self._solve(tensors, parts)
+        solution = self._system(tensors, parts)
         progress(1, 1, solution.residual)
+        notes += _notes(solution, parts, view.batch_size)
+        return Solved(fold_patches(solution.x, parts), solution.residual, notes)
 
-        mean, std = (torch.tensor(c, dtype=torch.float64) for c in view.normalisation)
-        image = fold_patches(solution.x.cpu(), parts)
-        image = image * std.view(3, 1, 1) + mean.view(3, 1, 1)
-        notes += _notes(solution, parts, batch)
-        image = image.clamp(0, 1)
-        if self.snap and (grid_distance := distance_to_8_bit(image)) < SNAP_BELOW:
-            image = (image * 255).round().float() / 255
-            notes.append(
-                f"moved onto the 8-bit grid, from {grid_distance:.1e} of a step away (chance: 0.25)"
-            )
-        return Reconstruction(
-            images=image.float().repeat(batch, 1, 1, 1),
-            labels=recover_labels(update, model, batch),
-            loss=solution.residual,
-            notes=notes,
+    def finish(self, image: Tensor, notes: list[str]) -> Tensor:
+        if not self.snap or (distance := distance_to_8_bit(image)) >= SNAP_BELOW:
+            return image
+        notes.append(
+            f"moved onto the 8-bit grid, from {distance:.1e} of a step away (chance: 0.25)"
         )
+        return (image * 255).round().float() / 255
 
-    def _solve(self, update: dict[str, Tensor], parts: VitParts) -> RidgeSolution:
+    def _system(self, update: dict[str, Tensor], parts: VitParts) -> RidgeSolution:
         if parts.position is None:
             raise AttackError("patch_solve needs a learnable position embedding; there is none.")
-        missing = [n for n in (parts.position, parts.patch_weight) if n not in update]
-        if missing:
-            raise AttackError(
-                f"patch_solve needs the gradient of {' and '.join(missing)}, which the client "
-                f"did not upload (a frozen or withheld part)."
-            )
-        position = update[parts.position].reshape(-1, update[parts.position].shape[-1])
-        tokens = position[parts.prefix_tokens :]  # G, (N, D)
-        weight = update[parts.patch_weight].flatten(1)  # G^T X, (D, P)
-        if not (torch.isfinite(tokens).all() and torch.isfinite(weight).all()):
-            raise AttackError("the update holds numbers that are not finite.")
+        position, weight = uploaded(update, (parts.position, parts.patch_weight), "patch_solve")
+        tokens = position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]  # G, (N, D)
         if not float(tokens.abs().max()) > 0:
             raise AttackError("the position embedding's gradient is zero: nothing to solve.")
-        return ridge_solve(tokens.T, weight, ridge=self.ridge)
+        return ridge_solve(tokens.T, weight.flatten(1), ridge=self.ridge)  # dW = G^T X, (D, P)
 
 
 SNAP_BELOW = 0.05  # of a grid step; numbers at random lie 0.25 away on average
@@ -107,16 +81,6 @@ def distance_to_8_bit(image: Tensor) -> float:
     """Mean distance of the pixels inside (0, 1) to the nearest multiple of 1/255, in steps."""
     inside = image[(image > 0) & (image < 1)] * 255
     return float((inside - inside.round()).abs().mean()) if len(inside) else 1.0
-
-
-def fold_patches(patches: Tensor, parts: VitParts) -> Tensor:
-    """Patches (N, 3 p q), channel first as a convolution sees them, to an image (3, H, W)."""
-    (rows, columns), (p, q) = parts.grid, parts.patch_size
-    return (
-        patches.view(rows, columns, 3, p, q)
-        .permute(2, 0, 3, 1, 4)
-        .reshape(3, rows * p, columns * q)
-    )
 
 
 def without_decay(view: View, model: nn.Module, notes: list[str]) -> dict[str, Tensor]:

@@ -11,15 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
+from attacks.closed_form import ClosedForm, Solved, uploaded
 from attacks.labels import recover_labels
-from fedsim.core.attack import Progress, Reconstruction
+from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 
@@ -69,34 +70,21 @@ def _activation(module: nn.Module) -> Activation | None:
 
 
 @dataclass(frozen=True)
-class RGap:
+class RGap(ClosedForm):
     """Solves in float64. The error of a layer is handed on to those before it, so depth hurts."""
 
-    needs: ClassVar[frozenset[str]] = frozenset(
-        {"update", "weights", "architecture", "image_size", "normalisation", "batch_size"}
-    )
-
-    def reconstruct(
-        self, view: View, *, device: torch.device, progress: Progress
-    ) -> Reconstruction:
-        model, update = view.model(), view.update
+    def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
+        update, side = view.update, view.image_size
         if update.kind != "gradient":
             raise AttackError("rgap works on one gradient, not on a weight delta.")
-        gradients = {n: t.double().cpu() for n, t in update.tensors.items()}
-        if not all(bool(torch.isfinite(t).all()) for t in gradients.values()):
-            raise AttackError("the update holds numbers that are not finite.")
-        layers = chain(model)
-        side = view.image_size
+        names = list(update.tensors)
+        gradients = dict(zip(names, uploaded(update.tensors, names, "rgap"), strict=True))
         notes = []
         if view.batch_size > 1:
             notes.append(f"underdetermined: {view.batch_size} images mix in one system")
-        label = recover_labels(update, model, view.batch_size)
-        x = invert(layers, gradients, (3, side, side), int(label[0]), notes, progress)
-        mean, std = (torch.tensor(c, dtype=torch.float64).view(3, 1, 1) for c in view.normalisation)
-        image = (x.view(3, side, side) * std + mean).clamp(0, 1).float()
-        return Reconstruction(
-            images=image.repeat(view.batch_size, 1, 1, 1), labels=label, notes=notes
-        )
+        label = int(recover_labels(update, model, view.batch_size)[0])
+        x = invert(chain(model), gradients, (3, side, side), label, notes, progress)
+        return Solved(x.view(3, side, side), notes=notes)
 
 
 @dataclass(frozen=True)

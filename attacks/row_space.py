@@ -15,35 +15,24 @@ here; kin to the subspace attacks on text (DAGER).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from attacks.labels import recover_labels
-from attacks.patch_solve import fold_patches
-from fedsim.core.attack import Progress, Reconstruction
-from fedsim.core.errors import AttackError, ModelError
+from attacks.closed_form import ClosedForm, Solved, fold_patches, uploaded
+from attacks.selection import transformer_parts
+from fedsim.core.attack import Progress
+from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
-from fedsim.core.models import VitParts, vit_parts
+from fedsim.core.models import VitParts
 
 
 @dataclass(frozen=True)
-class RowSpace:
+class RowSpace(ClosedForm):
     """Solves in float64, from gradients of any precision."""
 
-    needs: ClassVar[frozenset[str]] = frozenset(
-        {"update", "weights", "architecture", "image_size", "normalisation", "batch_size"}
-    )
-
-    def reconstruct(
-        self, view: View, *, device: torch.device, progress: Progress
-    ) -> Reconstruction:
-        model = view.model()
-        try:
-            parts = vit_parts(model)
-        except ModelError as error:
-            raise AttackError(f"row_space attacks Vision Transformers: {error}") from error
+    def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
+        parts = transformer_parts(model, "row_space")
         notes: list[str] = []
         if view.batch_size > 1:
             notes.append(
@@ -51,14 +40,7 @@ class RowSpace:
             )
         patches, residual = solve(view.update.tensors, model, parts, notes)
         progress(1, 1, residual)
-        mean, std = (torch.tensor(c, dtype=torch.float64) for c in view.normalisation)
-        image = fold_patches(patches, parts) * std.view(3, 1, 1) + mean.view(3, 1, 1)
-        return Reconstruction(
-            images=image.clamp(0, 1).float().repeat(view.batch_size, 1, 1, 1),
-            labels=recover_labels(view.update, model, view.batch_size),
-            loss=residual,
-            notes=notes,
-        )
+        return Solved(fold_patches(patches, parts), residual, notes)
 
 
 def solve(
@@ -67,12 +49,7 @@ def solve(
     """Patches (N, P) and the relative residual of their equations."""
     norm, qkv = _first_block(model, parts)
     names = [parts.patch_weight, f"{qkv}.weight", f"{qkv}.bias"]
-    missing = [name for name in names if name not in update]
-    if missing:
-        raise AttackError(f"row_space needs the gradient of {missing[0]}, which was not uploaded.")
-    d_patch, d_qkv, d_bias = (update[name].double().cpu() for name in names)
-    if not all(bool(torch.isfinite(t).all()) for t in (d_patch, d_qkv, d_bias)):
-        raise AttackError("the update holds numbers that are not finite.")
+    d_patch, d_qkv, d_bias = uploaded(update, names, "row_space")
     weights = {n: p.detach().double() for n, p in model.named_parameters()}
     position = _positions(model, parts)
     tokens = parts.tokens + parts.prefix_tokens

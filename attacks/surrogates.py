@@ -132,4 +132,4 @@ def as_matrix(model: nn.Module) -> None:
             and projection.padding == (0, 0)
             and projection.groups == 1
         ):
-            module.proj = _PatchProjection(projection)  # type: ignore[assignment]
+            module.set_submodule("proj", _PatchProjection(projection))

@@ -12,15 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from attacks.engine import Budget, Pixels, choose_way, search
-from attacks.matcher import (
-    GradientMatcher,
-    Matcher,
-    OptimizerMemory,
-    SurrogateMatcher,
-    UnrolledMatcher,
-    Way,
-    silence,
-)
+from attacks.local_steps import OptimizerMemory, SurrogateMatcher, UnrolledMatcher
+from attacks.matcher import GradientMatcher, Matcher, Way, silence
 from attacks.objectives import Cosine, LayerL2, Objective, PositionCosine, SquaredL2, Tag, Target
 from attacks.priors import (
     FeaturePrior,

@@ -224,12 +224,6 @@ class View:
         model.load_state_dict(self.weights)
         return model.train(mode == "train")
 
-    def single_step(self) -> Protocol:
-        """The protocol of one plain gradient, which needs no parameter of the optimiser."""
-        _, mode = self._field("architecture")
-        mean, std = self.normalisation
-        return Protocol(upload="gradient", mode=mode, mean=mean, std=std)
-
     def protocol(self) -> Protocol:
         """The client's whole protocol, for simulating several local steps."""
         self._field("learning_rate")

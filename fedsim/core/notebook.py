@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedsim.core.store import save_tensors
@@ -20,6 +20,7 @@ class Notebook:
 
     def __init__(self, path: Path):
         self.path = path
+        self.damaged = False  # whether a page was there that could not be read
 
     def save(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -33,7 +34,8 @@ class Notebook:
             with safe_open(self.path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 return tensors, json.loads(file.metadata()["about"])
-        except Exception:
+        except (SafetensorError, KeyError, TypeError, ValueError):
+            self.damaged = True
             self.clear()
             return None
 
