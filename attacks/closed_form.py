@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +32,11 @@ class ClosedForm(ABC):
     A batch of several pictures mixes in one system; the blend is then given once for each.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset(
-        {"update", "weights", "architecture", "image_size", "normalisation", "batch_size"}
-    )
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset(
+            {"update", "weights", "architecture", "image_size", "normalisation", "batch_size"}
+        )
 
     @abstractmethod
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:

@@ -67,26 +67,33 @@ class DeepInversion(MatchingAttack):
         ]
 
     def features(self, setting: Setting) -> FeaturePrior | None:
-        weight = self.weight("bn")
-        if weight == 0 or self.batchnorm == "none":
-            return None
-        statistics, words = self._statistics(setting)
-        if not statistics:
-            setting.notes.append(f"no BatchNorm prior: {words}")
-            return None
-        setting.notes.append(f"BatchNorm prior: {words}")
         # The engine weighs what the matcher returns by the matching's weight; undo that here.
-        relative = weight / max(self.weight("matching"), 1e-12)
-        return FeaturePrior(to_device(statistics, setting.device), relative, self.bn_first)
+        relative = self.weight("bn") / max(self.weight("matching"), 1e-12)
+        return batchnorm_prior(setting, self.batchnorm, relative, self.bn_first)
 
-    def _statistics(self, setting: Setting) -> tuple[Statistics, str]:
-        if self.batchnorm in ("auto", "exact"):
-            if setting.view.grants("batch_statistics"):
-                return setting.view.batch_statistics, "statistics of the batch, as granted"
-            uploaded = batch_statistics(setting.model, setting.update)
-            if uploaded:
-                return uploaded, "statistics of the batch, from the uploaded buffers"
-            if self.batchnorm == "exact":
-                return {}, "the update shows no statistics of its batch"
-        statistics = running_statistics(setting.model)
-        return statistics, "the model's running statistics" if statistics else "it has no layer"
+
+def batchnorm_prior(
+    setting: Setting, which: BatchNormName, weight: float, first: float = 10.0
+) -> FeaturePrior | None:
+    """A prior on the BatchNorm features of the client's model; what it rests on is noted."""
+    if weight == 0 or which == "none":
+        return None
+    statistics, words = _statistics(setting, which)
+    if not statistics:
+        setting.notes.append(f"no BatchNorm prior: {words}")
+        return None
+    setting.notes.append(f"BatchNorm prior: {words}")
+    return FeaturePrior(to_device(statistics, setting.device), weight, first)
+
+
+def _statistics(setting: Setting, which: BatchNormName) -> tuple[Statistics, str]:
+    if which in ("auto", "exact"):
+        if setting.view.grants("batch_statistics"):
+            return setting.view.batch_statistics, "statistics of the batch, as granted"
+        uploaded = batch_statistics(setting.model, setting.update)
+        if uploaded:
+            return uploaded, "statistics of the batch, from the uploaded buffers"
+        if which == "exact":
+            return {}, "the update shows no statistics of its batch"
+    statistics = running_statistics(setting.model)
+    return statistics, "the model's running statistics" if statistics else "it has no layer"

@@ -1,16 +1,15 @@
 """The matching engine: searches for images whose gradient is the one observed.
 
-It minimises a matching loss plus priors over any parametrisation of the images (pixels here;
-latents and weights of a generator are others), for several seeds side by side. Which images
-are best is decided by the matching loss alone. A long search leaves checkpoints in the
-attacker's notebook and goes on from them.
+It minimises a matching loss plus priors over any parametrisation of the images (`attacks.spaces`),
+for several seeds side by side. Which images are best is decided by the matching loss alone. A
+long search leaves checkpoints in the attacker's notebook and goes on from them.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -20,48 +19,25 @@ from torch import Tensor
 
 from attacks.matcher import AGREEMENT, Match, Matcher, Way
 from attacks.priors import Stateful, Term
+from attacks.spaces import Parametrisation
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
-from fedsim.core.notebook import Notebook
+from fedsim.core.notebook import Notebook, optimizer_tensors, restore_optimizer
 
 EngineName = Literal["auto", "first_order", "double"]
 ScheduleName = Literal["constant", "cosine", "step"]
 OptimizerName = Literal["adam", "signed", "lbfgs"]
 
 
-class Parametrisation(Protocol):
-    """Images as a function of what is searched."""
+class Matching(Protocol):
+    """The matching loss of some images and its derivatives: a `Matcher`, or several as one."""
 
-    variables: list[Tensor]  # leaves, with a leading dimension of seeds each
+    notes: list[str]
 
-    def images(self) -> Tensor:
-        """Normalised images (S, B, 3, H, W), differentiable in the variables."""
-        ...
-
-    def constrain(self) -> None:
-        """Bring the variables back to where they make sense; called after every step."""
-        ...
-
-
-@dataclass
-class Pixels:
-    """The images themselves, kept in the box of what a picture can be."""
-
-    start: Tensor  # (S, B, 3, H, W), normalised
-    low: Tensor  # black and white after normalisation, (3, 1, 1)
-    high: Tensor
-    boxed: bool = True
-
-    def __post_init__(self) -> None:
-        self.variables = [self.start.detach().clone().requires_grad_(True)]
-
-    def images(self) -> Tensor:
-        return self.variables[0]
-
-    def constrain(self) -> None:
-        if self.boxed:
-            with torch.no_grad():
-                self.variables[0].copy_(self.variables[0].clamp(self.low, self.high))
+    def __call__(self, images: Tensor, labels: Tensor) -> Match: ...
+    def value(self, images: Tensor, labels: Tensor) -> Tensor: ...
+    def state(self) -> dict[str, float]: ...
+    def restore(self, state: Mapping[str, float]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -106,11 +82,12 @@ class Found:
     trace: list[tuple[int, float]]
     steps: int
     by_seed: Tensor  # the best matching loss of every seed, (S,)
+    variables: list[Tensor]  # what was searched, at its best, every seed
     notes: list[str] = field(default_factory=list)
 
 
 def search(
-    matcher: Matcher,
+    matcher: Matching,
     images: Parametrisation,
     labels: Tensor,
     budget: Budget,
@@ -130,12 +107,40 @@ def search(
     return state.run()
 
 
+def keep(page: Notebook, found: Found, fingerprint: str) -> None:
+    """Write down where a search ended, for the next one to start from after a crash."""
+    tensors = {f"variable.{i}": v for i, v in enumerate(found.variables)}
+    tensors |= {"images": found.images, "labels": found.labels, "by_seed": found.by_seed}
+    about = {"loss": found.loss, "trace": found.trace, "steps": found.steps, "notes": found.notes}
+    page.save(tensors, {**about, "fingerprint": fingerprint})
+
+
+def restored(page: Notebook | None, space: Parametrisation, fingerprint: str) -> Found | None:
+    """Where a search ended before a crash; None where it did not."""
+    written = page.load() if page is not None else None
+    if written is None or written[1].get("fingerprint") != fingerprint:
+        return None
+    tensors, about = written
+    device = space.variables[0].device
+    held = {name: tensor.to(device) for name, tensor in tensors.items()}
+    return Found(
+        held["images"],
+        held["labels"],
+        about["loss"],
+        [(int(step), float(loss)) for step, loss in about["trace"]],
+        about["steps"],
+        held["by_seed"],
+        [held[f"variable.{i}"] for i in range(len(space.variables))],
+        [*about["notes"], "resumed after a stage that was done"],
+    )
+
+
 class _Search:
     """The state of one search; everything that a checkpoint must hold is an attribute."""
 
     def __init__(
         self,
-        matcher: Matcher,
+        matcher: Matching,
         images: Parametrisation,
         labels: Tensor,
         budget: Budget,
@@ -151,10 +156,8 @@ class _Search:
         self.labels = labels.detach().clone().requires_grad_(True) if self.soft else labels
         self.searched = [*self.space.variables, *([self.labels] if self.soft else [])]
         self.optimizers = self._optimizers()
-        start = self.space.images().detach()
-        self.best = start.clone()
-        self.best_labels = self.labels.detach().clone()
-        self.best_loss = torch.full((len(start),), math.inf, device=start.device)
+        self.best = [variable.detach().clone() for variable in self.searched]
+        self.best_loss = self.best[0].new_full((len(self.best[0]),), math.inf)
         self.best_at, self.record = 0, math.inf
         self.trace: list[tuple[int, float]] = []
         self.step, self.phase = 0, 1
@@ -188,18 +191,23 @@ class _Search:
                     break
             self._save()
         self._keep(self.matcher.value(self.space.images().detach(), self._targets()))
+        with torch.no_grad():
+            for variable, best in zip(self.searched, self.best, strict=True):
+                variable.copy_(best)
+            images = self.space.images().detach()
         if not bool(torch.isfinite(self.best_loss).any()):
             raise AttackError("the matching loss was never finite.")
         seed = int(self.best_loss.nan_to_num(nan=math.inf).argmin())
         if self.notebook is not None:
             self.notebook.clear()
         return Found(
-            self.best[seed],
-            self.best_labels[seed],
+            images[seed],
+            self._targets()[seed],
             float(self.best_loss[seed]),
             self.trace,
             self.step,
             self.best_loss.clone(),
+            self.best[: len(self.space.variables)],
             notes,
         )
 
@@ -207,7 +215,7 @@ class _Search:
         """One step of every seed; the matching loss before it."""
         images = self.space.images()
         match = self.matcher(images.detach(), self._targets())
-        self._keep(match.value, images.detach())
+        self._keep(match.value)
         self._differentiate(images, match, done)
         rate = self.budget.rate(self.step)
         self._move(rate, match.value)
@@ -230,6 +238,8 @@ class _Search:
             for term in self.terms
             if term.active(done)
         ]
+        if (own := self.space.penalty()) is not None:
+            penalties.append(own.sum())
         for variable in self.space.variables:
             variable.grad = None
         penalties = [penalty for penalty in penalties if penalty.requires_grad]
@@ -240,16 +250,13 @@ class _Search:
             assert match.labels is not None
             self.labels.grad = weight * match.labels
 
-    def _keep(self, loss: Tensor, images: Tensor | None = None) -> None:
-        """Remember, seed by seed, the images that match best."""
-        images = self.space.images().detach() if images is None else images
+    def _keep(self, loss: Tensor) -> None:
+        """Remember, seed by seed, where the match was best."""
         better = loss < self.best_loss
-        pick = better.view(-1, *[1] * (images.dim() - 1))
-        self.best = torch.where(pick, images, self.best)
-        if self.soft:
-            self.best_labels = torch.where(
-                better.view(-1, 1, 1), self.labels.detach(), self.best_labels
-            )
+        self.best = [
+            torch.where(better.view(-1, *[1] * (best.dim() - 1)), variable.detach(), best)
+            for variable, best in zip(self.searched, self.best, strict=True)
+        ]
         self.best_loss = torch.where(better, loss, self.best_loss)
 
     # -- steps ------------------------------------------------------------------------------
@@ -311,9 +318,9 @@ class _Search:
             return
         if time.monotonic() - self.saved < self.budget.save_seconds:
             return
-        tensors = {"best": self.best, "best_labels": self.best_labels, "best_loss": self.best_loss}
-        tensors |= {f"variable.{i}": v.detach() for i, v in enumerate(self.space.variables)}
-        tensors["labels"] = self._targets()
+        tensors = {"best_loss": self.best_loss}
+        tensors |= {f"variable.{i}": v.detach() for i, v in enumerate(self.searched)}
+        tensors |= {f"best.{i}": v for i, v in enumerate(self.best)}
         tensors["generator"] = self.generator.get_state()
         for index, term in enumerate(self.terms):
             if isinstance(term.penalty, Stateful):
@@ -328,8 +335,7 @@ class _Search:
             "matcher": self.matcher.state(),
         }
         if self.budget.optimizer != "lbfgs":
-            for index, state in self.optimizers[0].state_dict()["state"].items():
-                tensors |= {f"adam.{index}.{key}": value for key, value in state.items()}
+            tensors |= optimizer_tensors(self.optimizers[0])
         self.notebook.save(tensors, about)
         self.saved = time.monotonic()
 
@@ -341,15 +347,12 @@ class _Search:
         tensors, about = page
         if about.get("fingerprint") != self.fingerprint:  # of another attack: not ours to go on
             return False
-        device = self.best.device
+        device = self.best_loss.device
         with torch.no_grad():
-            for index, variable in enumerate(self.space.variables):
+            for index, variable in enumerate(self.searched):
                 variable.copy_(tensors[f"variable.{index}"])
-            if self.soft:
-                self.labels.copy_(tensors["labels"])
-        self.best, self.best_labels, self.best_loss = (
-            tensors[key].to(device) for key in ("best", "best_labels", "best_loss")
-        )
+        self.best = [tensors[f"best.{i}"].to(device) for i in range(len(self.searched))]
+        self.best_loss = tensors["best_loss"].to(device)
         self.generator.set_state(tensors["generator"])
         self.step, self.best_at = int(about["step"]), int(about["best_at"])
         self.phase = int(about["phase"])
@@ -364,14 +367,7 @@ class _Search:
                 term.penalty.restore({k: v.to(device) for k, v in own_state.items()})
         self.trace = [(int(step), float(loss)) for step, loss in about["trace"]]
         if self.budget.optimizer != "lbfgs":
-            own = self.optimizers[0].state_dict()
-            states: dict[int, dict[str, Tensor]] = {}
-            for name, value in tensors.items():
-                if name.startswith("adam."):
-                    _, number, key = name.split(".")
-                    states.setdefault(int(number), {})[key] = value
-            own["state"] = states
-            self.optimizers[0].load_state_dict(own)
+            restore_optimizer(self.optimizers[0], tensors)
         return True
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,10 +19,13 @@ from torch import Tensor, nn
 from attacks.engine import (
     Budget,
     EngineName,
+    Found,
+    Matching,
     OptimizerName,
-    Pixels,
     ScheduleName,
     choose_way,
+    keep,
+    restored,
     search,
 )
 from attacks.labels import Rule, batch_size_from_rank, momentum_pull, recover_labels
@@ -31,6 +35,7 @@ from attacks.objectives import Objective, Target
 from attacks.patch_solve import PatchSolve
 from attacks.priors import FeaturePrior, Term
 from attacks.selection import Part, select
+from attacks.spaces import Parametrisation, Pixels
 from fedsim.core.attack import Progress, Reconstruction, no_progress
 from fedsim.core.errors import AttackError, NotGranted
 from fedsim.core.knowledge import View
@@ -74,6 +79,26 @@ class Setting:
         return ((images - low) / (high - low)).clamp(0, 1)
 
 
+@dataclass
+class Problem:
+    """What one observation asks: find images whose update is the one observed."""
+
+    setting: Setting
+    matcher: Matching
+    labels: Tensor  # (S, B) classes, or (S, B, C) logits
+    fingerprint: str  # tells this problem from others, in checkpoints
+    own: int | None = None  # images of this update, where others are searched with them
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One search of several: its space, made from the variables of the stage before."""
+
+    name: str
+    space: Callable[[list[Tensor]], Parametrisation]
+    budget: Budget
+
+
 @dataclass(frozen=True, kw_only=True)
 class MatchingAttack(ABC):
     """Parameters every matching attack has.
@@ -88,9 +113,6 @@ class MatchingAttack(ABC):
     cosine and none, where the attack has no preset of its own.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset(
-        {"update", "weights", "architecture", "image_size", "normalisation"}
-    )
     uses: ClassVar[frozenset[str]] = frozenset(
         {"batch_size", "optimizer", "learning_rate", "local_steps", "oracle_labels"}
     )  # read where they are granted
@@ -118,6 +140,10 @@ class MatchingAttack(ABC):
 
     # -- what an attack says of itself ------------------------------------------------------
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"update", "weights", "architecture", "image_size", "normalisation"})
+
     @abstractmethod
     def objective(self, setting: Setting) -> Objective:
         """How a gradient is compared with the one observed."""
@@ -134,16 +160,39 @@ class MatchingAttack(ABC):
         """From which share of the steps on the matching loss has which weight."""
         return ((0.0, 1.0),)
 
+    def stages(self, problem: Problem) -> list[Stage]:
+        """What is searched, one after the other; a later stage starts from the one before."""
+        low, high = problem.setting.box
+
+        def pixels(before: list[Tensor]) -> Parametrisation:
+            return Pixels(self._start(problem.setting), low, high, boxed=self.box)
+
+        return [Stage("pixels", pixels, self.budget())]
+
     # -- the way from a view to a reconstruction ---------------------------------------------
 
     def reconstruct(
         self, view: View, *, device: torch.device, progress: Progress
     ) -> Reconstruction:
+        problem = self.problem(view, device)
+        found = self._search(problem, progress)
+        classes = found.labels
+        if classes.is_floating_point():
+            classes = classes.argmax(-1)
+        return Reconstruction(
+            images=problem.setting.pixels(found.images)[: problem.own].cpu(),
+            labels=classes[: problem.own].cpu(),
+            loss=found.loss,
+            trace=found.trace,
+            notes=[*problem.setting.notes, *problem.matcher.notes, *found.notes],
+        )
+
+    def problem(self, view: View, device: torch.device) -> Problem:
+        """What is to be matched, with which labels, and by which matcher."""
         setting = self._setting(view, device)
         objective, features = self.objective(setting), self.features(setting)
         target = self._target(setting, objective)
         labels = self._labels(setting)
-        start = self._start(setting)
 
         def make(way: Way) -> Matcher:
             options: dict[str, Any] = {
@@ -167,29 +216,44 @@ class MatchingAttack(ABC):
                 return SurrogateMatcher(model, target, objective, delta=delta, **options)
             return GradientMatcher(model, target, objective, **options)
 
-        matcher, words = choose_way(make, self.engine, start, labels)
-        low, high = setting.box
-        found = search(
-            matcher,
-            Pixels(start, low, high, boxed=self.box),
-            labels,
-            self.budget(),
-            terms=self.terms(setting),
-            generator=view.generator("steps"),
-            progress=progress,
-            notebook=view.notebook,
-            fingerprint=f"{self} {sorted(target.names)} {matcher.way}",
-        )
-        images, classes = found.images, found.labels
-        if classes.is_floating_point():
-            classes = classes.argmax(-1)
-        return Reconstruction(
-            images=setting.pixels(images).cpu(),
-            labels=classes.cpu(),
-            loss=found.loss,
-            trace=found.trace,
-            notes=[*setting.notes, words, *matcher.notes, *found.notes],
-        )
+        shape = (min(2, self.seeds), setting.count, 3, setting.side, setting.side)
+        trial = torch.randn(shape, generator=view.coin("trial")).to(device)
+        matcher, words = choose_way(make, self.engine, trial, labels[:2])
+        setting.notes.append(words)
+        told = f"{self} {sorted(target.names)} {matcher.way}"
+        return Problem(setting, matcher, labels, told)
+
+    def _search(self, problem: Problem, progress: Progress) -> Found:
+        """Every stage in turn; one that was done before a crash is not done again."""
+        view, stages = problem.setting.view, self.stages(problem)
+        whole = sum(stage.budget.steps for stage in stages)
+        at, trace = 0, list[tuple[int, float]]()
+        found: Found | None = None
+        for stage in stages:
+            space = stage.space(found.variables if found is not None else [])
+            page = view.notebook.page(f"{stage.name}-done") if view.notebook else None
+            found = restored(page, space, problem.fingerprint)
+            if found is None:
+                found = search(
+                    problem.matcher,
+                    space,
+                    problem.labels,
+                    stage.budget,
+                    terms=self.terms(problem.setting),
+                    generator=view.coin(f"steps {stage.name}"),
+                    progress=_shifted(progress, at, whole),
+                    notebook=view.notebook,
+                    fingerprint=f"{stage.name} {problem.fingerprint}",
+                )
+                if page is not None and stage is not stages[-1]:
+                    keep(page, found, problem.fingerprint)
+            trace += [(at + step, loss) for step, loss in found.trace]
+            at += stage.budget.steps
+        assert found is not None
+        if view.notebook is not None:
+            for stage in stages:
+                view.notebook.page(f"{stage.name}-done").clear()
+        return replace(found, trace=trace)
 
     def budget(self) -> Budget:
         return Budget(
@@ -278,7 +342,7 @@ class MatchingAttack(ABC):
         view, count = setting.view, setting.count
         if self.labels == "joint":
             classes = _classes(setting.model)
-            coin = view.generator("labels")
+            coin = view.coin("labels")
             soft = torch.randn(self.seeds, count, classes, generator=coin)
             return soft.to(setting.device)
         if view.grants("oracle_labels"):
@@ -296,7 +360,7 @@ class MatchingAttack(ABC):
     def _start(self, setting: Setting) -> Tensor:
         """Where the search starts: normalised images (S, B, 3, H, W)."""
         shape = (self.seeds, setting.count, 3, setting.side, setting.side)
-        coin = setting.view.generator()
+        coin = setting.view.coin()
         noise = torch.randn(shape, generator=coin).to(setting.device)
         if self.init == "noise":
             return noise
@@ -316,6 +380,15 @@ class MatchingAttack(ABC):
         spread = torch.full((self.seeds, 1, 1, 1, 1), 0.1, device=setting.device)
         spread[0] = 0.0 if setting.count == 1 else 0.1  # the first seed starts at the solution
         return setting.normalised(images) + spread * noise
+
+
+def _shifted(progress: Progress, before: int, whole: int) -> Progress:
+    """Progress of one stage, told as that of all."""
+
+    def report(done: int, total: int, loss: float | None = None) -> None:
+        progress(before + done, whole, loss)
+
+    return report
 
 
 def _batches(view: View, update: Update, size: int, pictures: int | None) -> list[list[int]]:

@@ -4,21 +4,28 @@ Of every layer the output u and the gradient d = dL/du are known once the next l
 its input x then solves two linear systems at once: the layer itself, W x = u (as far as the
 activation can be undone), and its own gradient, dW = d x^T. For plain chains of convolutions and
 linear layers, one image.
+
+Where the systems have fewer equations than unknowns, a generator can fill in: min_z |A f(G(z)) - b|
+with f the layers before (Jeon et al. 2021, Appendix C). What it finds is an image of the
+generator's, so it is worth it for few layers only.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
 from attacks.closed_form import ClosedForm, Solved, uploaded
+from attacks.generators import generate, latent_size, latents_of
 from attacks.labels import recover_labels
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
@@ -71,7 +78,19 @@ def _activation(module: nn.Module) -> Activation | None:
 
 @dataclass(frozen=True)
 class RGap(ClosedForm):
-    """Solves in float64. The error of a layer is handed on to those before it, so depth hurts."""
+    """Solves in float64. The error of a layer is handed on to those before it, so depth hurts.
+
+    ``generator``: which layers the threat model's generator solves: none, those whose system is
+    underdetermined, or all; ``steps`` and ``seeds`` of its search.
+    """
+
+    generator: Literal["none", "underdetermined", "all"] = "none"
+    steps: Annotated[int, Field(ge=1)] = 300
+    seeds: Annotated[int, Field(ge=1)] = 8
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | ({"generator"} if self.generator != "none" else frozenset())
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         update, side = view.update, view.image_size
@@ -83,7 +102,21 @@ class RGap(ClosedForm):
         if view.batch_size > 1:
             notes.append(f"underdetermined: {view.batch_size} images mix in one system")
         label = int(recover_labels(update, model, view.batch_size)[0])
-        x = invert(chain(model), gradients, (3, side, side), label, notes, progress)
+        layers, fill = chain(model), None
+        if self.generator != "none":
+            fill = Filler(
+                view.generator(), layers, _normalise(view), self.steps, self.seeds, view.coin()
+            )
+        x = invert(
+            layers,
+            gradients,
+            (3, side, side),
+            label,
+            notes,
+            progress,
+            fill,
+            self.generator == "all",
+        )
         return Solved(x.view(3, side, side), notes=notes)
 
 
@@ -94,6 +127,52 @@ class Layer:
     name: str
     module: nn.Conv2d | nn.Linear
     after: Activation | None
+    activation: nn.Module | None = None  # the module behind ``after``
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Forwards, in float64."""
+        weight, bias = self.module.weight.detach().double(), self.module.bias
+        held = bias.detach().double() if bias is not None else None
+        if isinstance(self.module, nn.Linear):
+            y = F.linear(x.flatten(1), weight, held)
+        else:
+            m = self.module
+            y = F.conv2d(x, weight, held, m.stride, m.padding, m.dilation)
+        return y if self.activation is None else self.activation(y)
+
+
+@dataclass
+class Filler:
+    """A generator in place of a linear solve: the image of its own that fits a system best."""
+
+    generator: nn.Module
+    layers: list[Layer]
+    normalise: Callable[[Tensor], Tensor]
+    steps: int
+    seeds: int
+    coin: torch.Generator
+
+    def __call__(self, index: int, system: Tensor, side: Tensor) -> Tensor:
+        """The input of layer ``index``."""
+        net = copy.deepcopy(self.generator).double().cpu()
+        z = torch.randn(self.seeds, latent_size(net), generator=self.coin, dtype=torch.float64)
+        with torch.no_grad():
+            latents = latents_of(net, z).clone()
+        latents.requires_grad_(True)
+        optimizer = torch.optim.Adam([latents], lr=0.1)
+        best, least = torch.zeros(system.shape[1], dtype=torch.float64), math.inf
+        for step in range(self.steps):
+            x = self.normalise(generate(net, latents))
+            for layer in self.layers[:index]:
+                x = layer(x)
+            misfit = (x.flatten(1) @ system.T - side).square().sum(1)
+            if float(misfit.min()) < least:
+                least, best = float(misfit.min()), x[int(misfit.argmin())].detach().flatten()
+            optimizer.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * step / self.steps))
+            optimizer.zero_grad(set_to_none=True)
+            misfit.sum().backward(inputs=[latents])
+            optimizer.step()
+        return best
 
 
 def chain(model: nn.Module) -> list[Layer]:
@@ -107,7 +186,7 @@ def chain(model: nn.Module) -> list[Layer]:
         elif (activation := _activation(module)) is not None and layers:
             if layers[-1].after is not None:
                 raise AttackError(f"rgap finds two activations in a row at '{name}'.")
-            layers[-1] = Layer(layers[-1].name, layers[-1].module, activation)
+            layers[-1] = Layer(layers[-1].name, layers[-1].module, activation, module)
         else:
             raise AttackError(
                 f"rgap inverts plain chains of convolutions, linear layers and activations; "
@@ -125,6 +204,8 @@ def invert(
     label: int,
     notes: list[str],
     progress: Progress,
+    fill: Filler | None = None,
+    fill_all: bool = False,
 ) -> Tensor:
     """The input of the first layer, from the gradients of all."""
     shapes = _shapes(layers, shape)
@@ -144,7 +225,15 @@ def invert(
         bias = layer.module.bias
         if bias is not None:
             u = u - _spread(bias.detach().double(), shapes[index + 1], layer.module)
-        x = _solve(layer, weight, u, known, d, gradients, inner, notes)
+        system, side = _system(layer, weight, u, known, d, gradients, inner)
+        x, rank = _least_squares(system, side)
+        if fill is not None and (fill_all or rank < system.shape[1]):
+            notes.append(f"{layer.name} from the generator (rank {rank} of {system.shape[1]})")
+            x = fill(index, system, side)
+        elif rank < system.shape[1]:
+            notes.append(
+                f"underdetermined: rank {rank} for the {system.shape[1]} inputs of {layer.name}"
+            )
         progress(len(layers) - 1 - index, len(layers) - 1)
     return x
 
@@ -196,7 +285,7 @@ def _back(module: nn.Module, weight: Tensor, d: Tensor, inner: tuple[int, ...]) 
     return result.flatten()
 
 
-def _solve(
+def _system(
     layer: Layer,
     weight: Tensor,
     u: Tensor,
@@ -204,13 +293,12 @@ def _solve(
     d: Tensor,
     gradients: dict[str, Tensor],
     inner: tuple[int, ...],
-    notes: list[str],
-) -> Tensor:
-    """The layer's input: both systems, each row at the size of one, by least squares."""
+) -> tuple[Tensor, Tensor]:
+    """Both systems for the layer's input in one, each row at the size of one."""
     d_weight = gradients.get(f"{layer.name}.weight")
     if d_weight is None:
         raise AttackError(f"rgap needs the gradient of {layer.name}, which was not uploaded.")
-    unknowns, entries = math.prod(inner), (len(u) + d_weight.numel()) * math.prod(inner)
+    entries = (len(u) + d_weight.numel()) * math.prod(inner)
     if entries > LARGEST:
         raise AttackError(
             f"rgap would need a system of {entries / 1e9:.1f} billion numbers for {layer.name}; "
@@ -221,12 +309,17 @@ def _solve(
     scaled = [(a, b, a.norm(dim=1).mean().clamp(min=1e-300)) for a, b in systems if len(a)]
     system = torch.cat([a / size for a, _, size in scaled])
     side = torch.cat([b / size for _, b, size in scaled])
+    return system, side
+
+
+def _least_squares(system: Tensor, side: Tensor) -> tuple[Tensor, int]:
     solution = torch.linalg.lstsq(system, side[:, None], driver="gelsd", rcond=1e-10)
-    if int(solution.rank) < unknowns:
-        notes.append(
-            f"underdetermined: rank {int(solution.rank)} for the {unknowns} inputs of {layer.name}"
-        )
-    return solution.solution[:, 0]
+    return solution.solution[:, 0], int(solution.rank)
+
+
+def _normalise(view: View) -> Callable[[Tensor], Tensor]:
+    mean, std = (torch.tensor(c, dtype=torch.float64).view(3, 1, 1) for c in view.normalisation)
+    return lambda images: (images - mean) / std
 
 
 def _matrices(

@@ -18,6 +18,7 @@ DEFENSES: dict[str, str] = {
     "frozen_pe": "defenses.frozen_pe:FrozenPE",
     "gaussian_noise": "defenses.gaussian_noise:GaussianNoise",
     "sinusoidal_pe": "defenses.sinusoidal_pe:SinusoidalPE",
+    "top_k": "defenses.top_k:TopK",
 }
 
 

@@ -12,9 +12,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from clients.app import ClientSide, make_client_app
-from fedsim.auditing import prepare
 from fedsim.core.spec import Spec, load_spec
 from fedsim.core.store import Run
+from fedsim.planning import prepare
 from fedsim.server import AdversarialStrategy, create_strategy
 
 

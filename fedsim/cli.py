@@ -1,4 +1,4 @@
-"""The command line: fedsim run | audit | attack | report | list | doctor."""
+"""The command line: fedsim run | audit | attack | report | generator | list | doctor."""
 
 from __future__ import annotations
 
@@ -183,6 +183,59 @@ def doctor(as_json: AsJson = False) -> None:
     out.print(table)
 
 
+generators = typer.Typer(help="Generators for GIAS: train one on data of the attacker's own.")
+app.add_typer(generators, name="generator")
+
+
+@generators.command("train")
+def train_generator(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The generator's file.")],
+    data: Annotated[str, typer.Option(help="A data set; see `fedsim list data`.")] = "photos",
+    path: Annotated[Path | None, typer.Option(help="Where it is, if it is not built in.")] = None,
+    name: Annotated[str, typer.Option(help="dcgan, stylegan, or package.module:Class.")] = "dcgan",
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="The generator's options.")
+    ] = None,
+    image_size: Annotated[int, typer.Option(min=8)] = 32,
+    steps: Annotated[int, typer.Option(min=1)] = 2000,
+    limit: Annotated[int, typer.Option(min=8, help="Pictures at most.")] = 20_000,
+    seed: int = 0,
+) -> None:
+    """Train a generator on surrogate data: never on the clients' own. Say it again to go on."""
+    from fedsim.generators import train
+
+    with _watch(False).single("training") as progress:
+        error = train(
+            output,
+            name=name,
+            options=_values(options or []),
+            data=data,
+            path=path,
+            image_size=image_size,
+            steps=steps,
+            limit=limit,
+            seed=seed,
+            progress=progress,
+        )
+    out.print(f"mean squared error of a training picture: {error:.4f}", highlight=False)
+    out.print(f"generator: {output}", soft_wrap=True, highlight=False)
+    out.print(f"samples: {output.with_suffix('.png')}", soft_wrap=True, highlight=False)
+
+
+@generators.command("sample")
+def sample_generator(
+    file: Annotated[Path, typer.Argument(help="A generator's file.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A PNG.")],
+    count: Annotated[int, typer.Option(min=1, max=1024)] = 64,
+    seed: int = 0,
+) -> None:
+    """Look at what a generator makes."""
+    from fedsim.generators import sample
+
+    sample(file, output, count=count, seed=seed)
+    out.print(f"samples: {output}", soft_wrap=True, highlight=False)
+
+
 def _target(
     spec: str | None, overrides: list[str] | None, output: Path | None, resume: Path | None
 ) -> tuple[Spec, Path]:
@@ -199,6 +252,10 @@ def _target(
 
 
 def _component(name: str, params: list[str]) -> Component:
+    return Component.model_validate({**_values(params), "name": name})
+
+
+def _values(params: list[str]) -> dict[str, Any]:
     import yaml
 
     values: dict[str, Any] = {}
@@ -207,7 +264,7 @@ def _component(name: str, params: list[str]) -> Component:
         if not equals:
             raise SpecError(f"'{param}' is not a parameter; write key=value.")
         values[key] = yaml.safe_load(text)
-    return Component.model_validate({**values, "name": name})
+    return values
 
 
 def _watch(as_json: bool) -> Any:

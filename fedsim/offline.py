@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from PIL import Image
 
-from fedsim.auditing import check_needs
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import FedsimError, ObservationError
 from fedsim.core.metrics import psnr
 from fedsim.core.observation import address_of, list_observations
 from fedsim.core.spec import Component, Spec, load_spec
 from fedsim.core.store import Run
+from fedsim.jobs import Handout, Job, Secrets
+from fedsim.planning import check_needs
 from fedsim.scoring import load_pictures
 from fedsim.watch import Silent, Watch
-from fedsim.workers import Handout, InlinePool, Job, Secrets
+from fedsim.workers import InlinePool
 
 
 def attack_offline(

@@ -18,7 +18,7 @@ from fedsim.core.observation import Observation, read_observation
 from fedsim.core.spec import Spec
 from fedsim.core.store import Run
 from fedsim.core.vault import Truth, Vault
-from fedsim.workers import Job, Secrets, announced_model
+from fedsim.jobs import Job, Secrets, announced_model
 
 
 def secrets_of(spec: Spec, run: Run) -> Callable[[Job], Secrets]:

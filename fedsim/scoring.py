@@ -26,7 +26,7 @@ from fedsim.core.observation import Observation, observation_name, read_observat
 from fedsim.core.spec import Component
 from fedsim.core.store import Run, write_json
 from fedsim.core.vault import Truth, Vault
-from fedsim.workers import Job, announced_model
+from fedsim.jobs import Job, announced_model
 
 # Replays differ by rounding alone: about 1e-6 on a CPU, more after many local steps.
 CANARY_TOLERANCE = 1e-4

@@ -78,7 +78,8 @@ def cohort(spec: Spec, round_: int) -> list[int]:
 class AdversarialStrategy(Strategy):
     """The outermost strategy: captures every reply, then lets ``inner`` aggregate.
 
-    ``capture`` False keeps no observation: what a plain server would do.
+    ``rounds`` are those it keeps the observations of, the audited ones by default; ``capture``
+    False keeps none: what a plain server would do.
     """
 
     def __init__(
@@ -89,13 +90,16 @@ class AdversarialStrategy(Strategy):
         public: Public,
         *,
         capture: bool = True,
+        rounds: list[int] | None = None,
         on_observation: OnObservation = lambda round_, client: None,
         on_round: OnRound = lambda row: None,
+        on_committed: Callable[[int], None] = lambda round_: None,
         stop: threading.Event | None = None,
     ):
         self.inner, self.spec, self.run, self.public = inner, spec, run, public
-        self.recorder = Recorder(run, public, spec.audited_rounds if capture else [])
+        self.recorder = Recorder(run, public, rounds or spec.audited_rounds if capture else [])
         self.on_observation, self.on_round = on_observation, on_round
+        self.on_committed = on_committed
         self.stop = stop or threading.Event()
         self.rows, self._arrays = read_checkpoint(run)
         self._clients: dict[int, int] = {}  # node id -> client
@@ -259,6 +263,7 @@ class AdversarialStrategy(Strategy):
         for kind, client, message in events:
             self.run.note(kind, message, round=rows[-1]["round"], client=client)
         write_checkpoint(self.run, rows, arrays)
+        self.on_committed(rows[-1]["round"])
 
     def _note(self, kind: str, client: int, message: str) -> None:
         """For the run's events, once the round is whole: one that is cut short is done again."""

@@ -18,7 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedsim.workers import Job
+from fedsim.core.attack import Progress as Report
+from fedsim.jobs import AnyJob
 
 
 class Watch(Protocol):
@@ -27,9 +28,9 @@ class Watch(Protocol):
     def running(self, rounds: int, done: int) -> AbstractContextManager[None]: ...
     def scoring(self) -> AbstractContextManager[None]: ...
     def round_done(self, row: dict[str, Any]) -> None: ...
-    def queued(self, job: Job) -> None: ...
-    def progressed(self, job: Job, done: int, total: int, loss: float | None) -> None: ...
-    def finished(self, job: Job, failure: str | None) -> None: ...
+    def queued(self, job: AnyJob) -> None: ...
+    def progressed(self, job: AnyJob, done: int, total: int, loss: float | None) -> None: ...
+    def finished(self, job: AnyJob, failure: str | None) -> None: ...
 
 
 class Silent:
@@ -42,9 +43,9 @@ class Silent:
         return nullcontext()
 
     def round_done(self, row: dict[str, Any]) -> None: ...
-    def queued(self, job: Job) -> None: ...
-    def progressed(self, job: Job, done: int, total: int, loss: float | None) -> None: ...
-    def finished(self, job: Job, failure: str | None) -> None: ...
+    def queued(self, job: AnyJob) -> None: ...
+    def progressed(self, job: AnyJob, done: int, total: int, loss: float | None) -> None: ...
+    def finished(self, job: AnyJob, failure: str | None) -> None: ...
 
 
 class Bars:
@@ -65,7 +66,7 @@ class Bars:
         self._lock = threading.Lock()
         self._rounds: TaskID | None = None
         self._attacks: TaskID | None = None
-        self._fractions: dict[Job, float] = {}
+        self._fractions: dict[AnyJob, float] = {}
         self._done = 0
 
     @contextmanager
@@ -75,6 +76,18 @@ class Bars:
             self._rounds = self.progress.add_task("rounds", total=rounds, completed=done, note=note)
         with self.progress:
             yield
+
+    @contextmanager
+    def single(self, words: str) -> Iterator[Report]:
+        """One bar for one long piece of work, moved by what is yielded."""
+        with self.progress:
+            task = self.progress.add_task(words, total=None, note="")
+
+            def report(done: int, total: int, loss: float | None = None) -> None:
+                note = "" if loss is None else f"loss {loss:.4g}"
+                self.progress.update(task, completed=done, total=total, note=note)
+
+            yield report
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
@@ -91,19 +104,19 @@ class Bars:
             parts.append(f"test accuracy {row['test_accuracy']:.1%}")
         self.progress.update(self._rounds, advance=1, note=", ".join(parts))
 
-    def queued(self, job: Job) -> None:
+    def queued(self, job: AnyJob) -> None:
         with self._lock:
             if self._attacks is None:
                 self._attacks = self.progress.add_task("attacks", total=0, note="waiting")
             total = self.progress.tasks[self.progress.task_ids.index(self._attacks)].total or 0
             self.progress.update(self._attacks, total=total + 1)
 
-    def progressed(self, job: Job, done: int, total: int, loss: float | None) -> None:
+    def progressed(self, job: AnyJob, done: int, total: int, loss: float | None) -> None:
         self._fractions[job] = min(1.0, done / total) if total else 0.0
         note = f"{job.label} {done}/{total}" + (f", loss {loss:.4g}" if loss is not None else "")
         self._move(note)
 
-    def finished(self, job: Job, failure: str | None) -> None:
+    def finished(self, job: AnyJob, failure: str | None) -> None:
         self._fractions.pop(job, None)
         self._done += 1
         self._move(job.label)

@@ -1,170 +1,48 @@
-"""Attack workers: jobs in, reconstructions on disk. In this process, or Ray actors of their own.
+"""Attack workers: jobs in, results on disk. In this process, or Ray actors of their own.
 
-A job is one attack on one observation in one trial. It is done when its result file exists. A
-job that crashes is tried again; one that cannot be done is reported with its reason, and the
-others go on.
+A job is done when its result file exists, and starts when that of the job it requires does. One
+that crashes is tried again; one that cannot be done is reported with its reason, and the others
+go on.
 """
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import ray
-import torch
-from torch import Tensor, nn
 
-from attacks import create_attack
-from defenses import create_defenses
-from fedsim.core.attack import Progress, Reconstruction, no_progress
-from fedsim.core.device import resolve_device, threads
+from fedsim.core.attack import Lesson, Progress, Reconstruction
+from fedsim.core.device import threads
 from fedsim.core.errors import AttackError, FedsimError
-from fedsim.core.knowledge import Statistics, View, granted_by, sealed
-from fedsim.core.models import build_architecture
-from fedsim.core.notebook import Notebook
-from fedsim.core.observation import Observation, Public, observation_name, read_observation
-from fedsim.core.prior_networks import load_prior
-from fedsim.core.spec import Component, ModelSpec, Spec, ThreatSpec
+from fedsim.core.spec import Spec
 from fedsim.core.store import write_json
+from fedsim.jobs import AnyJob, Handout, Job, Secrets, work
 from fedsim.simulation import ATTACK_RESOURCE
-
-
-@dataclass(frozen=True)
-class Job:
-    """One attack on one observation, in one trial."""
-
-    observations: Path  # the folder of the observations
-    results: Path  # the folder of the reconstructions
-    round: int
-    client: int
-    attack: Component
-    label: str  # the attack's name in tables; unique in a run
-    trial: int
-
-    @property
-    def victim(self) -> str:
-        return observation_name(self.round, self.client)
-
-    @property
-    def name(self) -> str:
-        return f"{self.label} on {self.victim}, trial {self.trial}"
-
-    @property
-    def observation(self) -> Path:
-        return self.observations / f"{self.victim}.json"
-
-    @property
-    def result(self) -> Path:
-        return self.results / self.label / f"{self.victim}-trial-{self.trial}.safetensors"
-
-    @property
-    def notebook(self) -> Path:
-        """Where a long attack keeps its state, to go on from after a crash."""
-        return self.result.with_suffix(".unfinished.safetensors")
-
-    @property
-    def failure(self) -> Path:
-        return self.result.with_suffix(".failed.json")
-
-    def seed(self, seed: int) -> int:
-        text = f"{seed} {self.label} {self.round} {self.client} {self.trial}".encode()
-        return int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
-
-
-@dataclass(frozen=True)
-class Handout:
-    """What the testbed hands an attack beside the observation: as the threat model grants it."""
-
-    threat: ThreatSpec
-    seed: int
-    device: str
-    surrogate: Tensor | None = None
-
-    @property
-    def granted(self) -> frozenset[str]:
-        return granted_by(self.threat)
-
-
-@dataclass(frozen=True)
-class Secrets:
-    """What of the truth the threat model grants on one observation."""
-
-    labels: Tensor | None = None
-    statistics: Statistics | None = None
-
-
-def announced_model(public: Public) -> nn.Module:
-    """The architecture the federation agreed on, without weights, declared defenses included."""
-    model = build_architecture(
-        ModelSpec.model_validate(public.architecture),
-        image_size=public.image_size,
-        num_classes=public.num_classes,
-    )
-    for defense in create_defenses([Component.model_validate(d) for d in public.defenses]):
-        model = defense.prepare_model(model)
-    return model
-
-
-def perform(
-    job: Job, handout: Handout, secrets: Secrets, progress: Progress = no_progress
-) -> Reconstruction:
-    """Run one job here and now."""
-    observation = read_observation(job.observation)
-    prior = handout.threat.prior
-    view = View(
-        observation,
-        handout.granted,
-        architecture=lambda: announced_model(observation.public),
-        surrogate=handout.surrogate,
-        oracle_labels=secrets.labels,
-        batch_statistics=secrets.statistics,
-        prior=partial(load_prior, prior) if prior is not None else None,
-        notebook=Notebook(job.notebook),
-        seed=job.seed(handout.seed),
-    )
-    attack = create_attack(job.attack.name, **job.attack.params)
-    began = time.perf_counter()
-    with sealed():
-        result = attack.reconstruct(view, device=resolve_device(handout.device), progress=progress)
-    result.seconds = time.perf_counter() - began
-    result.ledger = view.ledger
-    _check(result, observation)
-    return result
-
-
-def _check(result: Reconstruction, observation: Observation) -> None:
-    side = observation.public.image_size
-    shape = tuple(result.images.shape)
-    if len(shape) != 4 or shape[1:] != (3, side, side):
-        raise AttackError(
-            f"the attack returned images of shape {shape}, not (B, 3, {side}, {side})"
-        )
-    if not bool(torch.isfinite(result.images).all()):
-        raise AttackError("the attack returned pixels that are not finite.")
-    result.images = result.images.detach().cpu().float().clamp(0, 1)
 
 
 class Watcher(Protocol):
     """Told what becomes of the jobs."""
 
-    def queued(self, job: Job) -> None: ...
-    def progressed(self, job: Job, done: int, total: int, loss: float | None) -> None: ...
-    def finished(self, job: Job, failure: str | None) -> None: ...
+    def queued(self, job: AnyJob) -> None: ...
+    def progressed(self, job: AnyJob, done: int, total: int, loss: float | None) -> None: ...
+    def finished(self, job: AnyJob, failure: str | None) -> None: ...
 
 
 Lookup = Callable[[Job], Secrets]
 
 
-class Pool:
-    """Jobs in, results on disk; the subclasses say where the work is done."""
+class Pool(ABC):
+    """Jobs in, results on disk; the subclasses say where the work is done.
+
+    A job whose requirement is not there yet is held back until the job that makes it settles.
+    """
 
     def __init__(self, spec: Spec, handout: Handout, watcher: Watcher, secrets: Lookup):
         self.retries, self.handout, self.watcher, self.secrets = (
@@ -173,19 +51,60 @@ class Pool:
             watcher,
             secrets,
         )
+        self.held: list[AnyJob] = []
+        self._lock = threading.Lock()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: AnyJob) -> None:
         """Queue a job, unless it is done."""
-        raise NotImplementedError
+        if job.result.exists():
+            return
+        self.watcher.queued(job)
+        with self._lock:
+            waits = job.requires is not None and not job.requires.exists()
+            (self.held.append if waits else self._queue)(job)
 
+    @abstractmethod
+    def _queue(self, job: AnyJob) -> None:
+        """Put a job that can start among those to be done."""
+
+    @abstractmethod
     def drain(self) -> None:
-        """Wait until every queued job is done or has failed."""
-        raise NotImplementedError
+        """Wait until every job is done or has failed."""
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of what the pool holds; jobs still queued stay undone."""
 
-    def _settle(self, job: Job, attempt: Callable[[], Reconstruction]) -> None:
+    def _release(self, settled: AnyJob) -> None:
+        """Let start what waited for this job; if it failed, so do they."""
+        with self._lock:
+            waiting = [job for job in self.held if job.requires == settled.result]
+            self.held = [job for job in self.held if job not in waiting]
+            if settled.result.exists():
+                for job in waiting:
+                    self._queue(job)
+                return
+        reason = json.loads(settled.failure.read_text())
+        for job in waiting:
+            self._fail(job, reason["kind"], f"{settled.name} failed: {reason['reason']}")
+
+    def _abandon(self) -> None:
+        """Fail what waits for a job that nobody submitted."""
+        for job in self.held:
+            self._fail(job, "fault", f"what it waits for never came: {job.requires}")
+        self.held = []
+
+    def _fail(self, job: AnyJob, kind: str, reason: str) -> None:
+        about = {"job": job.name, "attack": job.label, "kind": kind, "reason": reason}
+        write_json(job.failure, about)
+        self.watcher.finished(job, reason)
+        self._release(job)
+
+    def _secrets(self, job: AnyJob) -> Secrets:
+        """What of the truth the threat model grants; a lesson is given without any."""
+        return self.secrets(job) if isinstance(job, Job) else Secrets()
+
+    def _settle(self, job: AnyJob, attempt: Callable[[], Reconstruction | Lesson]) -> None:
         """Try a job until it is done or has failed for good."""
         kind, reason = "crashed", ""
         for _ in range(self.retries + 1):
@@ -193,15 +112,14 @@ class Pool:
                 attempt().save(job.result)
                 job.failure.unlink(missing_ok=True)
                 self.watcher.finished(job, None)
+                self._release(job)
                 return
             except FedsimError as error:  # the attack's last word: no retry would help
                 kind, reason = _kind(error), str(error)
                 break
             except Exception as error:
                 reason = _crash(error)
-        about = {"job": job.name, "attack": job.label, "kind": kind, "reason": reason}
-        write_json(job.failure, about)
-        self.watcher.finished(job, reason)
+        self._fail(job, kind, reason)
 
 
 def _kind(error: FedsimError) -> str:
@@ -222,24 +140,26 @@ class InlinePool(Pool):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self.jobs: list[Job] = []
+        self.jobs: list[AnyJob] = []
 
-    def submit(self, job: Job) -> None:
-        if not job.result.exists():
-            self.jobs.append(job)
-            self.watcher.queued(job)
+    def _queue(self, job: AnyJob) -> None:
+        self.jobs.append(job)
 
     def drain(self) -> None:
         while self.jobs:
             job = self.jobs.pop(0)
 
-            def report(done: int, total: int, loss: float | None = None, job: Job = job) -> None:
+            def report(done: int, total: int, loss: float | None = None, job: AnyJob = job) -> None:
                 self.watcher.progressed(job, done, total, loss)
 
-            def attempt(job: Job = job, report: Progress = report) -> Reconstruction:
-                return perform(job, self.handout, self.secrets(job), report)
+            def attempt(job: AnyJob = job, report: Progress = report) -> Reconstruction | Lesson:
+                return work(job, self.handout, self._secrets(job), report)
 
             self._settle(job, attempt)
+        self._abandon()
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
 
 class AttackWorker:
@@ -249,11 +169,11 @@ class AttackWorker:
         self.cpu_threads = cpu_threads
         self.state: tuple[int, int, float | None] = (0, 0, None)
 
-    def perform(self, job: Job, handout: Handout, secrets: Secrets) -> Reconstruction:
+    def work(self, job: AnyJob, handout: Handout, secrets: Secrets) -> Reconstruction | Lesson:
         self.state = (0, 0, None)
         with threads(self.cpu_threads):
             try:
-                return perform(job, handout, secrets, self._report)
+                return work(job, handout, secrets, self._report)
             except FedsimError as error:
                 # Ray wraps what an actor raises; ours must arrive as what they are.
                 raise _VerdictError(type(error).__name__, str(error)) from None
@@ -278,7 +198,7 @@ class RayPool(Pool):
         gpus = ray.cluster_resources().get("GPU", 0)
         cpus = spec.engine.cpus or os.cpu_count() or 1
         self.shared = ray.put(handout)
-        self.jobs: queue.Queue[Job | None] = queue.Queue()
+        self.jobs: queue.Queue[AnyJob | None] = queue.Queue()
         self.broken: Exception | None = None
         actor_class = ray.remote(AttackWorker)
         self.actors: list[Any] = [
@@ -297,16 +217,15 @@ class RayPool(Pool):
         for feeder in self.feeders:
             feeder.start()
 
-    def submit(self, job: Job) -> None:
-        if not job.result.exists():
-            self.watcher.queued(job)
-            self.jobs.put(job)
+    def _queue(self, job: AnyJob) -> None:
+        self.jobs.put(job)
 
     def drain(self) -> None:
         while self.jobs.unfinished_tasks:
             if self.broken is not None:
                 raise self.broken
             time.sleep(0.05)  # not join(): Ctrl-C must get through
+        self._abandon()
 
     def close(self) -> None:
         while not self.jobs.empty():
@@ -338,9 +257,9 @@ class RayPool(Pool):
             except ray.exceptions.RayActorError:
                 time.sleep(0.5)
 
-    def _remote(self, actor: Any, job: Job) -> Reconstruction:
+    def _remote(self, actor: Any, job: AnyJob) -> Reconstruction | Lesson:
         self._await_restart(actor)
-        future = actor.perform.remote(job, self.shared, self.secrets(job))
+        future = actor.work.remote(job, self.shared, self._secrets(job))
         while not ray.wait([future], timeout=0.3)[0]:
             try:
                 done, total, loss = ray.get(actor.status.remote(), timeout=1)
@@ -349,7 +268,7 @@ class RayPool(Pool):
             if total:
                 self.watcher.progressed(job, done, total, loss)
         try:
-            result: Reconstruction = ray.get(future)
+            result: Reconstruction | Lesson = ray.get(future)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, _VerdictError):
                 name, message = error.cause.args

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import fedsim
-from fedsim.auditing import audit, federate, labelled_attacks, prepare, victims
+from fedsim.auditing import audit, federate
 from fedsim.core.errors import DataError, ModelError, NotGranted, RunError, SpecError
 from fedsim.core.observation import list_observations
 from fedsim.core.store import Run
 from fedsim.core.vault import Vault
+from fedsim.planning import labelled_attacks, prepare, victims
 from fedsim.scoring import COLUMNS
 from fedsim.server import cohort
 from tests.conftest import small_spec

@@ -8,8 +8,8 @@ import pytest
 
 from attacks import create_attack
 from defenses import create_defenses
-from fedsim.auditing import check_needs, labelled_attacks
 from fedsim.core.spec import load_spec
+from fedsim.planning import check_needs, labelled_attacks
 
 SPECS = sorted((Path(__file__).parent.parent / "experiments").rglob("*.yaml"))
 

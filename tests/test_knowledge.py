@@ -61,7 +61,7 @@ def test_every_read_is_in_the_ledger(small_run: Run) -> None:
 def test_the_attackers_coin_is_its_own(small_run: Run) -> None:
     first, second = view(small_run, "B", seed=3), view(small_run, "B", seed=3)
     assert torch.equal(
-        torch.rand(3, generator=first.generator()), torch.rand(3, generator=second.generator())
+        torch.rand(3, generator=first.coin()), torch.rand(3, generator=second.coin())
     )
 
 

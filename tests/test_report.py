@@ -15,12 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsim.auditing import conclude, jobs_of, victims
+from fedsim.auditing import conclude
 from fedsim.core.attack import Reconstruction
 from fedsim.core.observation import observation_name
 from fedsim.core.spec import load_spec
 from fedsim.core.store import Run, write_json
 from fedsim.core.vault import Truth, Vault
+from fedsim.planning import jobs_of, victims
 from fedsim.report import pictures, plots, words
 from fedsim.verdict import BASELINE
 

@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from clients.app import ClientSide, train_client
-from fedsim.auditing import federate, prepare
+from fedsim.auditing import federate
 from fedsim.core.errors import RunError, SpecError
 from fedsim.core.observation import list_observations, read_observation
 from fedsim.core.store import Run
 from fedsim.core.vault import Vault
+from fedsim.planning import prepare
 from fedsim.server import cohort, create_strategy, read_checkpoint
 from tests.conftest import small_spec
 

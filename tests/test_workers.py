@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsim.auditing import audit, jobs_of, victims
+from fedsim.auditing import audit
 from fedsim.core.errors import NotGranted, SpecError
 from fedsim.core.spec import Component
 from fedsim.core.store import Run
+from fedsim.jobs import Handout, Job, Secrets, perform
 from fedsim.oracles import secrets_of
-from fedsim.workers import Handout, Job, RayPool, Secrets, perform
+from fedsim.planning import jobs_of, victims
+from fedsim.workers import RayPool
 from tests.conftest import small_spec
 
 

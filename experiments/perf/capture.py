@@ -20,9 +20,9 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedsim.auditing import Plan, prepare
 from fedsim.core.spec import load_spec
 from fedsim.core.store import Run
+from fedsim.planning import Plan, prepare
 from fedsim.server import AdversarialStrategy, create_strategy
 from fedsim.simulation import ray_session, run_federation
 

@@ -14,8 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedsim.auditing import federate, prepare
+from fedsim.auditing import federate
 from fedsim.core.spec import load_spec
+from fedsim.planning import prepare
 from fedsim.watch import Silent
 
 SPEC = [

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from fedsim.core.errors import RunError
-from fedsim.core.knowledge import View
-from fedsim.core.store import save_tensors
+from fedsim.core.knowledge import Traffic, View
+from fedsim.core.store import save_tensors, write_json
 
 
 class Progress(Protocol):
@@ -79,8 +79,52 @@ class Attack(Protocol):
     ``needs``.
     """
 
-    needs: ClassVar[frozenset[str]]
+    @property
+    def needs(self) -> frozenset[str]: ...
 
     def reconstruct(
         self, view: View, *, device: torch.device, progress: Progress
     ) -> Reconstruction: ...
+
+
+@dataclass
+class Lesson:
+    """What became of one lesson of a learner: steps taken in all, losses, what it read."""
+
+    steps: int = 0
+    losses: list[list[float]] = field(default_factory=list)
+    ledger: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def save(self, path: Path) -> None:
+        write_json(path, asdict(self))
+
+
+@runtime_checkable
+class Learner(Attack, Protocol):
+    """An attack that learns from the traffic, a lesson after every observed round.
+
+    What it learned it keeps in ``memory``, a folder; the View of an attack shows it that folder.
+    A lesson that was cut short is given again, and goes on from what the folder holds.
+    """
+
+    @property
+    def learner(self) -> str:
+        """The name of its memory: attacks that learn alike share one."""
+        ...
+
+    def lessons_before(self, rounds: int) -> int:
+        """How many lessons must be over before it attacks, where ``rounds`` are observed."""
+        ...
+
+    def learn(
+        self,
+        traffic: Traffic,
+        lesson: int,
+        memory: Path,
+        *,
+        seed: int,
+        device: torch.device,
+        progress: Progress,
+    ) -> Lesson: ...

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,11 +35,13 @@ FIELDS: dict[str, str] = {
     "local_steps": "how many local steps or epochs the client takes",
     "defenses": "the defenses the client declares",
     "surrogate": "images of the attacker's own from a similar source",
-    "priors": "pretrained networks and generators",
+    "priors": "pretrained networks of natural images",
+    "generator": "a generator trained on images of the attacker's own",
     "batch_statistics": "BatchNorm statistics of the private batch",
     "label_distribution": "how the client's labels are distributed",
     "tampering": "the server may change the model it sends",
     "client_choice": "the server chooses which clients train",
+    "traffic": "the updates of other clients and other rounds",
     "oracle_labels": "the true labels of the private batch",
 }
 
@@ -54,16 +57,16 @@ class Threat:
 
 
 def _threats() -> dict[str, Threat]:
-    a = frozenset({"update", "weights"})
+    a = frozenset({"update", "weights", "traffic"})
     b = a | {"architecture", "image_size", "normalisation", "batch_size"}
     c = b | {"optimizer", "learning_rate", "local_steps", "defenses"}
-    d = c | {"surrogate", "priors"}
+    d = c | {"surrogate", "priors", "generator"}
     e = d | {"batch_statistics", "label_distribution"}
     f = c | {"tampering"}
-    g = f | {"surrogate", "priors"}
+    g = f | {"surrogate", "priors", "generator"}
     h = f | {"client_choice"}
     rows = [
-        ("A", "eavesdropper", a, "Somebody who reads the traffic: weights and update."),
+        ("A", "eavesdropper", a, "Somebody who reads the traffic: weights and updates."),
         ("B", "informed", b, "Reads the traffic and knows the model and the shape of its input."),
         ("C", "parameter-aware", c, "The server itself, which knows how its clients train."),
         ("D", "data-enhanced", d, "A server that owns similar data and pretrained networks."),
@@ -103,8 +106,29 @@ class PriorModel:
     std: Colour
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """The observations of a federation so far, opened one at a time: they may be large."""
+
+    addresses: tuple[tuple[int, int], ...]  # (round, client), in order
+    open: Callable[[int, int], View]
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def views(self, *, client: int | None = None) -> Iterator[View]:
+        """All of them, or those of one client."""
+        for round_, sender in self.addresses:
+            if client is None or sender == client:
+                yield self.open(round_, sender)
+
+
 class View:
-    """What one attack may see of one observation."""
+    """What one attack may see of one observation.
+
+    ``round`` and ``client`` are the envelope. ``notebook`` and ``memory`` are no knowledge: they
+    keep what an attack worked out itself, of one observation and from the traffic.
+    """
 
     def __init__(
         self,
@@ -116,7 +140,11 @@ class View:
         oracle_labels: Tensor | None = None,
         batch_statistics: Statistics | None = None,
         prior: Callable[[], PriorModel] | None = None,
+        generator: Callable[[], nn.Module] | None = None,
+        traffic: Traffic | None = None,
         notebook: Notebook | None = None,
+        memory: Path | None = None,
+        ledger: list[str] | None = None,
         seed: int = 0,
     ):
         public, protocol = observation.public, observation.public.protocol
@@ -135,12 +163,16 @@ class View:
             "oracle_labels": oracle_labels,
             "batch_statistics": batch_statistics,
             "priors": prior,
+            "generator": generator,
+            "traffic": traffic,
         }
         self._known = {field: known[field] for field in granted if known.get(field) is not None}
         self._granted = granted
-        self._read: list[str] = []
+        self._read: list[str] = ledger if ledger is not None else []
         self._seed = seed
-        self.notebook = notebook  # where a long attack keeps its state; it is no knowledge
+        self.round, self.client = observation.round, observation.client
+        self.notebook = notebook
+        self.memory = memory
 
     @property
     def ledger(self) -> list[str]:
@@ -151,7 +183,7 @@ class View:
         """Whether ``field`` may be read and is there; asking is no reading."""
         return field in self._known
 
-    def generator(self, purpose: str = "") -> torch.Generator:
+    def coin(self, purpose: str = "") -> torch.Generator:
         """The attacker's own coin, one for each purpose: the same for the same observation,
         attack and trial."""
         own = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:6], "big") if purpose else 0
@@ -215,6 +247,16 @@ class View:
     def prior(self) -> PriorModel:
         """The attacker's pretrained network of natural images."""
         value: PriorModel = self._field("priors")()
+        return value
+
+    def generator(self) -> nn.Module:
+        """The attacker's trained generator of images; see `attacks.generators`."""
+        value: nn.Module = self._field("generator")()
+        return value
+
+    @property
+    def traffic(self) -> Traffic:
+        value: Traffic = self._field("traffic")
         return value
 
     def model(self) -> nn.Module:

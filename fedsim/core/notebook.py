@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fedsim.core.store import save_tensors
 
@@ -16,11 +17,15 @@ Page = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 class Notebook:
-    """One page of tensors and JSON, replaced as a whole."""
+    """One page of tensors and JSON, replaced as a whole; `page` gives others beside it."""
 
     def __init__(self, path: Path):
         self.path = path
         self.damaged = False  # whether a page was there that could not be read
+
+    def page(self, name: str) -> Notebook:
+        """Another page, for another stage of the work."""
+        return Notebook(self.path.with_suffix(f".{name}{self.path.suffix}"))
 
     def save(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -41,3 +46,21 @@ class Notebook:
 
     def clear(self) -> None:
         self.path.unlink(missing_ok=True)
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """The state of an optimiser like Adam, for a page."""
+    states = optimizer.state_dict()["state"]
+    return {f"adam.{i}.{key}": value for i, state in states.items() for key, value in state.items()}
+
+
+def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give an optimiser the state that `optimizer_tensors` took down."""
+    states: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith("adam."):
+            _, number, key = name.split(".")
+            states.setdefault(int(number), {})[key] = value
+    own = optimizer.state_dict()
+    own["state"] = states
+    optimizer.load_state_dict(own)

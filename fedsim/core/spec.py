@@ -121,12 +121,22 @@ class PriorSpec(_Section):
     checkpoint: str | None = None
 
 
+class GeneratorSpec(_Section):
+    """A trained generator of the attacker's own (threat D, E and G): a file that `fedsim
+    generator train` or GIML wrote, or any module by import path with its safetensors file."""
+
+    checkpoint: str
+    name: str | None = None  # null: as the file says; or package.module:Class
+    options: dict[str, Any] = {}  # of a class by import path
+
+
 class ThreatSpec(_Section):
     """What the attacker may know: a letter of the table in ``fedsim.core.knowledge``."""
 
     model: Literal["A", "B", "C", "D", "E", "F", "G", "H"] = "C"
     surrogate: SurrogateSpec | None = None
     prior: PriorSpec | None = None
+    generator: GeneratorSpec | None = None
     withhold: list[str] = []  # fields that the letter grants and this attacker lacks
     oracle_labels: bool = False
 
@@ -227,9 +237,14 @@ def _absolute(spec: Spec) -> Spec:
     data = spec.data.model_copy(update={"path": fixed(spec.data.path)})
     model = spec.model.model_copy(update={"checkpoint": fixed(spec.model.checkpoint)})
     threat = spec.threat
+    changed: dict[str, Any] = {}
     if threat.surrogate:
-        own = threat.surrogate.model_copy(update={"path": fixed(threat.surrogate.path)})
-        threat = threat.model_copy(update={"surrogate": own})
+        path = fixed(threat.surrogate.path)
+        changed["surrogate"] = threat.surrogate.model_copy(update={"path": path})
+    if threat.generator:
+        path = fixed(threat.generator.checkpoint)
+        changed["generator"] = threat.generator.model_copy(update={"checkpoint": path})
+    threat = threat.model_copy(update=changed)
     return spec.model_copy(update={"data": data, "model": model, "threat": threat})
 
 

@@ -1,7 +1,7 @@
 """Run: a directory that holds everything an experiment made. Every file is written atomically.
 
 spec.yaml run.json rounds.csv events.jsonl checkpoint.safetensors
-observations/ vault/ reconstructions/ canaries.json
+observations/ vault/ reconstructions/ learned/ canaries.json
 scores.csv scores.parquet summary.json report.html
 """
 
@@ -118,6 +118,11 @@ class Run:
     @property
     def reconstructions(self) -> Path:
         return self.root / "reconstructions"
+
+    @property
+    def learned(self) -> Path:
+        """The memories of attacks that learn."""
+        return self.root / "learned"
 
     @property
     def checkpoint(self) -> Path:

@@ -10,8 +10,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedsim.core.store import Run, write_atomically
+from fedsim.jobs import Job
 from fedsim.report import content, pictures, plots, words
-from fedsim.workers import Job
 
 HERE = Path(__file__).parent
 

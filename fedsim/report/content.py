@@ -17,9 +17,9 @@ from fedsim.core.errors import RunError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by
 from fedsim.core.spec import Component, Spec
 from fedsim.core.store import Run
+from fedsim.jobs import Job
 from fedsim.report.words import count, decibel
 from fedsim.verdict import ABOVE_BASELINE_DB, BASELINE, KEYS, RECOVERED_DB
-from fedsim.workers import Job
 
 # What a reader must know first comes first. A mis-specified attack outranks a failed one: it is
 # the reason not to believe the failure.

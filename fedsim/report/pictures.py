@@ -14,11 +14,11 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from fedsim.core.store import Run, write_atomically
+from fedsim.jobs import Job
 from fedsim.report.content import Finding
 from fedsim.report.words import count, decibel, label, number
 from fedsim.scoring import load_pictures
 from fedsim.verdict import BASELINE
-from fedsim.workers import Job
 
 MOST_SHOWN, LEAST_SHOWN, BASELINE_SHOWN = 16, 8, 4  # rows of four
 PIXEL_BUDGET = 4_000_000  # over all galleries, so that many attacks on large pictures stay mailable

@@ -1,0 +1,186 @@
+"""GIAS (Jeon et al. 2021): gradient inversion in alternative spaces, through a generator.
+
+Search the latents z of a trained generator first, then let each image have the generator's
+weights w to itself (z/w), or its own pixels (z/x). Adam with the learning rate times 0.1 at 3/8,
+5/8 and 7/8 of the steps, cosine over all layers, total variation (their section 4.1, Appendix
+A and H). ``x`` is plain pixels, ``w`` a generator that nobody trained (a deep image prior).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attacks.deep_inversion import BatchNormName, batchnorm_prior
+from attacks.engine import ScheduleName
+from attacks.generators import (
+    check_generator,
+    create_generator,
+    latent_size,
+    latents_of,
+    takes_labels,
+)
+from attacks.matching import Count, MatchingAttack, Problem, Setting, Stage, Weight
+from attacks.objectives import Objective, ObjectiveName, objective_of
+from attacks.priors import FeaturePrior, Term, total_variation
+from attacks.spaces import Latents, Parametrisation, Pixels, Weights
+from fedsim.core.errors import AttackError, ModelError
+
+SpaceName = Literal["x", "z", "w", "z/x", "z/w"]
+Rate = Annotated[float, Field(gt=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gias(MatchingAttack):
+    """``space``: what is searched; after a stroke, what is searched next, for ``refine`` steps.
+
+    ``trained``: take the generator of the threat section (not granted: refused), or a fresh one
+    of ``architecture`` and ``options``; by default the trained one, but for space w. ``lr``,
+    ``lr_z``, ``lr_w``: step sizes of pixels, latents and weights. ``latent`` draws latents to the
+    middle. ``grey``: plain pixels with one channel, so that a grey generator is not compared with
+    a search in colour. The authors run 500 to 1,500 steps on z and 5,000 and more on w.
+    """
+
+    uses: ClassVar[frozenset[str]] = MatchingAttack.uses | {"batch_statistics"}
+
+    space: SpaceName = "z/w"
+    steps: Count = 500
+    refine: Count = 500
+    seeds: Count = 4
+    lr: Rate = 0.1
+    lr_z: Rate = 0.03
+    lr_w: Rate = 0.001
+    schedule: ScheduleName = "step"
+    cost: ObjectiveName = "cosine"
+    tv: Weight = 1e-4
+    latent: Weight = 0.0
+    bn: Weight = 0.0
+    batchnorm: BatchNormName = "auto"
+    trained: bool | None = None
+    architecture: str = "dcgan"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    grey: bool = False
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | ({"generator"} if self._trained else frozenset())
+
+    @property
+    def _trained(self) -> bool:
+        if self.space == "x":
+            return False
+        return self.trained if self.trained is not None else self.space != "w"
+
+    def objective(self, setting: Setting) -> Objective:
+        return objective_of(self.cost)
+
+    def terms(self, setting: Setting) -> list[Term]:
+        return [Term("tv", self.tv, total_variation)]
+
+    def features(self, setting: Setting) -> FeaturePrior | None:
+        return batchnorm_prior(setting, self.batchnorm, self.bn)
+
+    def stages(self, problem: Problem) -> list[Stage]:
+        first, _, then = self.space.partition("/")
+        maker = _Spaces(
+            self, problem, self.generator(problem.setting) if self.space != "x" else None
+        )
+        plan = [(first, self.steps)] + ([(then, self.refine)] if then else [])
+        rates = {"x": self.lr, "z": self.lr_z, "w": self.lr_w}
+        budget = self.budget()
+        return [
+            Stage(name, maker.of(name), replace(budget, steps=steps, lr=rates[name]))
+            for name, steps in plan
+        ]
+
+    def generator(self, setting: Setting) -> nn.Module:
+        """The generator whose space is searched."""
+        if self._trained:
+            return setting.view.generator().to(setting.device)
+        return self.fresh(setting.side, seed=0).to(setting.device)
+
+    def fresh(self, side: int, *, seed: int) -> nn.Module:
+        """A generator that has learned nothing yet."""
+        try:
+            made = create_generator(
+                self.architecture, {"image_size": side, **self.options}, seed=seed
+            )
+            check_generator(made, side)
+        except ModelError as error:
+            raise AttackError(str(error)) from error
+        return made.requires_grad_(False)
+
+
+@dataclass
+class _Spaces:
+    """The spaces of one attack on one problem."""
+
+    attack: Gias
+    problem: Problem
+    net: nn.Module | None
+
+    def of(self, name: str) -> Any:
+        return {"x": self.pixels, "z": self.latents, "w": self.weights}[name]
+
+    def pixels(self, before: list[Tensor]) -> Parametrisation:
+        setting, attack = self.problem.setting, self.attack
+        low, high = setting.box
+        start = attack._start(setting)
+        if before:
+            with torch.no_grad():
+                start = self.latents([], start=before[0]).images()
+        grey = attack.grey or getattr(self.net, "channels", 3) == 1
+        return Pixels(start, low, high, boxed=attack.box, grey=grey)
+
+    def latents(self, before: list[Tensor], start: Tensor | None = None) -> Parametrisation:
+        setting, net = self.problem.setting, self._net()
+        start = self._drawn() if start is None else start
+        return Latents(
+            net,
+            start,
+            self._labels(net),
+            setting.normalised,
+            centre_of(net, setting.device),
+            self.attack.latent,
+        )
+
+    def weights(self, before: list[Tensor]) -> Parametrisation:
+        net = self._net()
+        latents = before[0] if before else self._drawn()
+        return Weights(net, latents, self._labels(net), self.problem.setting.normalised)
+
+    def _net(self) -> nn.Module:
+        assert self.net is not None
+        return self.net
+
+    def _drawn(self) -> Tensor:
+        """Latents at random, (S, B, ...)."""
+        setting, net = self.problem.setting, self._net()
+        return draw_latents(net, self.attack.seeds, setting.count, setting.view.coin("latents"))
+
+    def _labels(self, net: nn.Module) -> Tensor:
+        labels = self.problem.labels
+        if not labels.is_floating_point():
+            return labels
+        if takes_labels(net):
+            raise AttackError("a conditional generator needs labels; do not search them jointly.")
+        return labels.argmax(-1)
+
+
+def draw_latents(net: nn.Module, seeds: int, count: int, coin: torch.Generator) -> Tensor:
+    """Latents of ``seeds`` batches at random, on the generator's device."""
+    z = torch.randn(seeds * count, latent_size(net), generator=coin).to(next(net.parameters()))
+    with torch.no_grad():
+        return latents_of(net, z).unflatten(0, (seeds, count))
+
+
+def centre_of(net: nn.Module, device: torch.device) -> Tensor:
+    """The middle of the searched space: the mean of many latents."""
+    if not callable(getattr(net, "latents", None)):
+        return torch.zeros(latent_size(net), device=device)
+    return draw_latents(net, 1, 1024, torch.Generator().manual_seed(0))[0].mean(0)

@@ -1,0 +1,337 @@
+"""GIML (Jeon et al. 2021): a generator learned from gradients alone, across rounds and clients.
+
+Every observation is a task. A meta-step draws some, finds for each the latents whose images match
+its gradient (held near the middle), then takes a few steps of the generator's weights on all of
+them together, from w to w', and moves w towards w': their Algorithm 2, a Reptile step. No picture
+is ever seen. What it learned is then searched as in GIAS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from attacks.engine import Budget, search
+from attacks.generators import generate, load_generator, save_generator
+from attacks.gias import Gias, Rate, SpaceName, centre_of, draw_latents
+from attacks.matching import Count, Problem, Setting, Weight
+from attacks.priors import total_variation
+from attacks.spaces import Latents
+from fedsim.core.attack import Lesson, Progress, no_progress
+from fedsim.core.errors import AttackError
+from fedsim.core.knowledge import Traffic, View
+from fedsim.core.notebook import Notebook, optimizer_tensors, restore_optimizer
+from fedsim.core.spec import GeneratorSpec
+from fedsim.core.store import write_atomically
+
+SHOWN = 8  # latents whose images are kept from step to step, to look at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Giml(Gias):
+    """Learning: ``meta_steps`` after each round, on all observations so far, of ``tasks``
+    observations each; ``task_steps`` on the latents at ``task_lr``; ``shared_steps`` on the
+    weights at ``shared_lr``; then w moves by ``beta`` of the way to w' (``outer`` reptile) or by
+    an Adam step of ``outer_lr`` in that direction (``outer`` adam). ``lessons``: learn from the
+    first so many rounds only.
+
+    Attacking: as GIAS with the generator as it was ``after`` so many meta-steps; by default
+    after all. A snapshot is kept every ``snapshot`` meta-steps, as a file that GIAS can use.
+    """
+
+    space: SpaceName = "z"
+    steps: Count = 200
+    lr_z: Rate = 0.1
+    tv: Weight = 0.01
+    latent: Weight = 1e-3
+    meta_steps: Count = 5
+    tasks: Count = 4
+    task_steps: Count = 30
+    task_lr: Rate = 0.1
+    shared_steps: Count = 8
+    shared_lr: Rate = 2e-3
+    outer: Literal["reptile", "adam"] = "reptile"
+    beta: Rate = 1.0
+    outer_lr: Rate = 1e-2
+    lessons: Count | None = None
+    after: int | None = None
+    snapshot: Count = 1
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {"traffic"}
+
+    @property
+    def _trained(self) -> bool:
+        return False  # by nobody else
+
+    # -- what it learns, and when -------------------------------------------------------------
+
+    @property
+    def learner(self) -> str:
+        """Attacks that learn alike share one memory, whatever they search afterwards."""
+        own = {"steps", "refine", "space", "seeds", "lr", "lr_w", "lr_z", "after", "schedule"}
+        told = {f.name: repr(getattr(self, f.name)) for f in fields(self) if f.name not in own}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+        return f"giml-{digest}"
+
+    def lessons_before(self, rounds: int) -> int:
+        """How many lessons must be over before it attacks, where ``rounds`` are observed."""
+        available = min(rounds, self.lessons or rounds)
+        if self.after is None:
+            return available
+        wanted = math.ceil(self.after / self.meta_steps)
+        if wanted > available:
+            raise AttackError(
+                f"giml takes {self.meta_steps * available} meta-steps in {available} rounds; "
+                f"after: {self.after} would need more."
+            )
+        return wanted
+
+    def learn(
+        self,
+        traffic: Traffic,
+        lesson: int,
+        memory: Path,
+        *,
+        seed: int,
+        device: torch.device,
+        progress: Progress,
+    ) -> Lesson:
+        """The meta-steps of one lesson, from where the memory is."""
+        if self.lessons is not None and lesson > self.lessons:
+            return Lesson(notes=["learning is over"])
+        if len(traffic) < 2:
+            return Lesson(notes=["one observation only: nothing to learn across"])
+        state = MetaLearner(self, traffic, memory, seed, device)
+        return state.run(lesson * self.meta_steps, progress)
+
+    # -- attacking with what it learned -------------------------------------------------------
+
+    def generator(self, setting: Setting) -> nn.Module:
+        view = setting.view
+        if view.memory is None:
+            raise AttackError("giml attacks only after it has learned, in an audit of its own.")
+        kept = sorted(view.memory.glob("step-*.safetensors"))
+        steps = [int(path.stem.split("-")[1]) for path in kept]
+        if not steps or steps[-1] == 0:
+            raise AttackError(
+                f"giml has learned nothing: it saw {len(view.traffic)} observation(s), and learns "
+                f"across several."
+            )
+        last = self.after if self.after is not None else steps[-1]
+        if last not in steps:
+            raise AttackError(
+                f"giml kept no generator after {last} meta-steps; it kept {_listed(steps)}."
+            )
+        setting.notes.append(
+            f"generator learned from gradients alone, in {last} meta-steps on the traffic of "
+            f"{len(view.traffic)} observations"
+        )
+        chosen = GeneratorSpec(checkpoint=str(kept[steps.index(last)]))
+        return load_generator(chosen, image_size=setting.side).to(setting.device)
+
+
+class MetaLearner:
+    """The generator between meta-steps; everything that must survive a crash is on its page."""
+
+    def __init__(
+        self, attack: Giml, traffic: Traffic, memory: Path, seed: int, device: torch.device
+    ):
+        self.attack, self.traffic, self.memory = attack, traffic, memory
+        self.seed, self.device = seed, device
+        self.page = Notebook(memory / "state.safetensors")
+        self.ledger: list[str] = []
+        first = traffic.open(*traffic.addresses[0])
+        self.side = first.image_size
+        self.net = attack.fresh(self.side, seed=seed % 2**31).to(device)
+        self.weights = list(self.net.parameters())
+        self.outer = torch.optim.Adam(self.weights, lr=attack.outer_lr)
+        self.step, self.losses = 0, list[list[float]]()
+        self.samples = torch.empty(0, SHOWN, 3, self.side, self.side, dtype=torch.uint8)
+        self.engine = attack.engine
+        self._resume()
+
+    def run(self, until: int, progress: Progress) -> Lesson:
+        began = self.step
+        if self.step == 0 and not len(self.samples):
+            self._write()
+        while self.step < until:
+            loss = self.meta_step()
+            progress(self.step - until + self.attack.meta_steps, self.attack.meta_steps, loss)
+        return Lesson(
+            steps=self.step, losses=self.losses[began:], ledger=self.ledger, notes=[self.words]
+        )
+
+    @property
+    def words(self) -> str:
+        return f"{self.step} meta-steps on {len(self.traffic)} observations, engine {self.engine}"
+
+    # -- one meta-step ------------------------------------------------------------------------
+
+    def meta_step(self) -> float:
+        """Latents of every task, shared steps of the weights, one move; the mean matching loss."""
+        coin = torch.Generator().manual_seed((self.seed + 7919 * (self.step + 1)) % 2**63)
+        problems = [self._problem(view) for view in self._draw(coin)]
+        found = [self._latents(problem, coin) for problem in problems]
+        before = [weight.detach().clone() for weight in self.weights]
+        after, loss = self._shared(problems, [latents for latents, _ in found])
+        self._move(before, after)
+        self.step += 1
+        latent_loss = sum(value for _, value in found) / len(found)
+        self.losses.append([self.step, latent_loss, loss])
+        self._write()
+        return loss
+
+    def _draw(self, coin: torch.Generator) -> list[View]:
+        count = min(self.attack.tasks, len(self.traffic))
+        rows = torch.randperm(len(self.traffic), generator=coin)[:count].tolist()
+        return [self.traffic.open(*self.traffic.addresses[row]) for row in rows]
+
+    def _problem(self, view: View) -> Problem:
+        # Whether first-order derivatives can be trusted is asked once, of the first task.
+        task = replace(self.attack, seeds=1, engine=self.engine)
+        problem = task.problem(view, self.device)
+        if self.engine == "auto":
+            self.engine = getattr(problem.matcher, "way", "double")
+        self.ledger += [field for field in view.ledger if field not in self.ledger]
+        return problem
+
+    def _latents(self, problem: Problem, coin: torch.Generator) -> tuple[Tensor, float]:
+        """The latents that match best with the weights held, (1, B, ...)."""
+        attack, setting = self.attack, problem.setting
+        space = Latents(
+            self.net,
+            draw_latents(self.net, 1, setting.count, coin),
+            self._labels(problem),
+            setting.normalised,
+            centre_of(self.net, self.device),
+            attack.latent,
+        )
+        budget = Budget(steps=attack.task_steps, lr=attack.task_lr, schedule="step")
+        found = search(
+            problem.matcher,
+            space,
+            problem.labels,
+            budget,
+            terms=attack.terms(setting),
+            progress=no_progress,
+        )
+        return found.variables[0], found.loss
+
+    def _shared(self, problems: list[Problem], latents: list[Tensor]) -> tuple[list[Tensor], float]:
+        """w' after the shared steps on all tasks, and their last mean matching loss."""
+        attack, loss = self.attack, math.nan
+        self.net.requires_grad_(True)
+        optimizer = torch.optim.Adam(self.weights, lr=attack.shared_lr)
+        for _ in range(attack.shared_steps):
+            optimizer.zero_grad(set_to_none=True)
+            values = []
+            for problem, z in zip(problems, latents, strict=True):
+                made = generate(self.net, z.flatten(0, 1), self._labels(problem).flatten())
+                images = problem.setting.normalised(made)[None]
+                match = problem.matcher(images.detach(), problem.labels)
+                tv = attack.tv * total_variation(images).sum()
+                share = 1 / len(problems)
+                torch.autograd.backward([images, tv * share], [match.images * share, None])
+                values.append(match.value.mean())
+            optimizer.step()
+            loss = float(torch.stack(values).mean())
+        self.net.requires_grad_(False)
+        return [weight.detach().clone() for weight in self.weights], loss
+
+    def _move(self, before: list[Tensor], after: list[Tensor]) -> None:
+        """From w towards w'."""
+        with torch.no_grad():
+            for weight, old, new in zip(self.weights, before, after, strict=True):
+                if self.attack.outer == "reptile":
+                    weight.copy_(torch.lerp(old, new, self.attack.beta))
+                else:
+                    weight.copy_(old)
+                    weight.grad = old - new
+        if self.attack.outer == "adam":
+            self.outer.step()
+        for weight in self.weights:
+            weight.grad = None
+
+    def _labels(self, problem: Problem) -> Tensor:
+        labels = problem.labels
+        return labels.argmax(-1) if labels.is_floating_point() else labels
+
+    # -- what is kept -------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """State, snapshot and samples after a meta-step; the state last, so that it counts."""
+        self.samples = torch.cat([self.samples, self._sample()[None]])
+        self.memory.mkdir(parents=True, exist_ok=True)
+        attack = self.attack
+        if self.step % attack.snapshot == 0 or self.step % attack.meta_steps == 0:
+            save_generator(
+                self.memory / f"step-{self.step:05d}.safetensors",
+                attack.architecture,
+                {"image_size": self.side, **attack.options},
+                self.net,
+                learned_from="gradients alone",
+                meta_steps=self.step,
+            )
+        draw_samples(self.samples, self.memory / "samples.png")
+        tensors = {f"w.{i}": weight.detach() for i, weight in enumerate(self.weights)}
+        tensors |= optimizer_tensors(self.outer) | {"samples": self.samples}
+        self.page.save(tensors, self._about())
+
+    def _about(self) -> dict[str, Any]:
+        told = {"step": self.step, "losses": self.losses, "engine": self.engine}
+        return {**told, "learner": self.attack.learner}
+
+    def _resume(self) -> None:
+        page = self.page.load()
+        if page is None or page[1].get("learner") != self.attack.learner:
+            return
+        tensors, about = page
+        with torch.no_grad():
+            for index, weight in enumerate(self.weights):
+                weight.copy_(tensors[f"w.{index}"])
+        restore_optimizer(self.outer, tensors)
+        self.step, self.losses = int(about["step"]), about["losses"]
+        self.engine, self.samples = about["engine"], tensors["samples"]
+
+    def _sample(self) -> Tensor:
+        """What the generator makes of a few latents that stay the same, as bytes."""
+        latents = draw_latents(self.net, 1, SHOWN, torch.Generator().manual_seed(1))[0]
+        count = int(getattr(self.net, "num_classes", 0) or 1)
+        labels = torch.arange(SHOWN, device=self.device) % count
+        with torch.no_grad():
+            images = generate(self.net, latents, labels)
+        return (images * 255).round().to(torch.uint8).cpu()
+
+
+def draw_samples(samples: Tensor, path: Path, rows: int = 8) -> None:
+    """A grid of samples (steps, n, 3, H, W): a row for some of the steps, the first and the last
+    among them."""
+    picked = torch.linspace(0, len(samples) - 1, min(rows, len(samples))).round().long()
+    grid = samples[picked].permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
+    picture = Image.fromarray(grid.numpy())
+    held = io.BytesIO()
+    picture.save(held, "PNG")
+    write_atomically(path, held.getvalue())
+
+
+def _listed(steps: list[int]) -> str:
+    shown = steps if len(steps) <= 8 else [*steps[:4], steps[-1]]
+    return ", ".join(map(str, shown))
+
+
+def read_memory(memory: Path) -> Mapping[str, Any] | None:
+    """What a learner's page says: steps, losses, samples; None where there is none."""
+    page = Notebook(memory / "state.safetensors").load()
+    return None if page is None else {**page[1], "samples": page[0]["samples"]}

@@ -1,0 +1,213 @@
+"""Generators: what they make, their files, their training, and the command around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from typer.testing import CliRunner
+
+from attacks.generators import (
+    check_generator,
+    create_generator,
+    generate,
+    generator_metadata,
+    latents_of,
+    load_generator,
+    save_generator,
+)
+from attacks.generators.training import Schedule, train_generator
+from fedsim.cli import app
+from fedsim.core.attack import no_progress
+from fedsim.core.errors import DataError, ModelError
+from fedsim.core.notebook import Notebook
+from fedsim.core.spec import GeneratorSpec
+from tests.staging import CPU, photos
+
+SMALL = {"latent_size": 8, "width": 4}
+
+
+class Plain(nn.Module):
+    """A stranger's generator: no `latents`, no labels."""
+
+    latent_size = 5
+
+    def __init__(self, side: int = 16):
+        super().__init__()
+        self.side, self.layer = side, nn.Linear(5, side * side)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.layer(z)).view(-1, 1, self.side, self.side)
+
+
+class Loud(Plain):
+    """One whose pixels leave the range."""
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return 3 * super().forward(z)
+
+
+@pytest.mark.parametrize("name", ["dcgan", "stylegan"])
+@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_generators_make_images_of_their_size(name: str, size: int, channels: int) -> None:
+    net = create_generator(name, {"image_size": size, "channels": channels, **SMALL})
+    images = generate(net, latents_of(net, torch.randn(2, 8))).detach()
+    assert images.shape == (2, 3, size, size)
+    assert 0 <= float(images.min()) <= float(images.max()) <= 1
+    assert torch.equal(images[:, 0], images[:, 1]) == (channels == 1)
+
+
+@pytest.mark.parametrize("name", ["dcgan", "stylegan"])
+def test_a_seed_gives_the_same_generator_and_leaves_the_callers_dice_alone(name: str) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one, two, other = (create_generator(name, SMALL, seed=s) for s in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    z = torch.randn(1, 8)
+    assert torch.equal(generate(one, latents_of(one, z)), generate(two, latents_of(two, z)))
+    assert not torch.equal(generate(one, latents_of(one, z)), generate(other, latents_of(other, z)))
+
+
+@pytest.mark.parametrize("name", ["dcgan", "stylegan"])
+def test_a_conditional_generator_listens_to_its_label(name: str) -> None:
+    net = create_generator(name, {"num_classes": 3, **SMALL})
+    latents = latents_of(net, torch.randn(1, 8))
+    first, second = (generate(net, latents, torch.tensor([k])) for k in (0, 1))
+    assert not torch.equal(first, second)
+
+
+def test_styles_are_searched_layer_by_layer() -> None:
+    net = create_generator("stylegan", SMALL)
+    latents = latents_of(net, torch.randn(2, 8))
+    assert latents.shape == (2, 4, 8)  # 4, 8, 16 and 32 pixels
+    changed = latents.clone()
+    changed[:, -1] += 1
+    assert not torch.equal(generate(net, latents), generate(net, changed))
+
+
+def test_a_file_says_what_it_holds(tmp_path: Path) -> None:
+    path, options = tmp_path / "g.safetensors", {"image_size": 16, **SMALL}
+    net = create_generator("dcgan", options, seed=3)
+    save_generator(path, "dcgan", options, net, trained_on={"name": "photos", "path": None})
+    again = load_generator(GeneratorSpec(checkpoint=str(path)), image_size=16)
+    z = torch.randn(2, 8)
+    assert torch.equal(generate(net, z), generate(again, z))
+    assert not any(p.requires_grad for p in again.parameters())
+    assert generator_metadata(path)["trained_on"] == {"name": "photos", "path": None}
+
+
+def test_a_class_of_ones_own_needs_only_an_import_path_and_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "own.safetensors"
+    save_file(Plain().state_dict(), path)
+    spec = GeneratorSpec(checkpoint=str(path), name="tests.test_generators:Plain")
+    net = load_generator(spec, image_size=16)
+    assert generate(net, torch.randn(2, 5)).shape == (2, 3, 16, 16)
+
+
+def test_bad_generators_are_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "g.safetensors"
+    net = create_generator("dcgan", {"image_size": 16, **SMALL})
+    save_generator(path, "dcgan", {"image_size": 16, **SMALL}, net)
+    with pytest.raises(ModelError, match="images of 16 pixels and the clients' have 32"):
+        load_generator(GeneratorSpec(checkpoint=str(path)), image_size=32)
+    with pytest.raises(ModelError, match=r"does not fit.*differs"):
+        load_generator(GeneratorSpec(checkpoint=str(path), options={"width": 5}), image_size=16)
+    with pytest.raises(ModelError, match="holds a dcgan, not a stylegan"):
+        load_generator(GeneratorSpec(checkpoint=str(path), name="stylegan"), image_size=16)
+    with pytest.raises(ModelError, match="there is no generator file"):
+        load_generator(GeneratorSpec(checkpoint=str(tmp_path / "no")), image_size=16)
+    (tmp_path / "bad").write_bytes(b"not tensors")
+    with pytest.raises(ModelError, match="not a safetensors checkpoint"):
+        load_generator(GeneratorSpec(checkpoint=str(tmp_path / "bad")), image_size=16)
+    save_file(Plain().state_dict(), tmp_path / "bare.safetensors")
+    with pytest.raises(ModelError, match="does not say which generator"):
+        load_generator(GeneratorSpec(checkpoint=str(tmp_path / "bare.safetensors")), image_size=16)
+    with pytest.raises(ModelError, match="did you mean 'dcgan'"):
+        create_generator("dcgam", {})
+    with pytest.raises(ModelError, match="power of two"):
+        create_generator("dcgan", {"image_size": 30})
+    with pytest.raises(ModelError, match="channels must be 1 or 3"):
+        create_generator("dcgan", {"channels": 2})
+    with pytest.raises(ModelError, match=r"pixels must lie in \[0, 1\]"):
+        check_generator(Loud(), 16)
+
+
+def training(steps: int, path: Path | None = None, stop: int | None = None) -> nn.Module:
+    """A small training on photos; ``stop`` interrupts it after so many steps."""
+    images, _ = photos(16, list(range(24)))
+    net = create_generator("dcgan", {"image_size": 16, **SMALL}, seed=0)
+
+    def progress(done: int, total: int, loss: float | None = None) -> None:
+        if stop is not None and done >= stop:
+            raise KeyboardInterrupt
+
+    train_generator(
+        net,
+        images,
+        None,
+        Schedule(steps=steps, batch_size=16, save_seconds=0.0),
+        seed=0,
+        device=CPU,
+        progress=progress,
+        notebook=Notebook(path) if path else None,
+    )
+    return net
+
+
+def test_training_brings_the_generator_to_its_pictures() -> None:
+    images, _ = photos(16, list(range(24)))
+    fresh = create_generator("dcgan", {"image_size": 16, **SMALL}, seed=0)
+    trained = training(300)
+    z = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+
+    def distance(net: nn.Module) -> float:
+        """Of a picture to the nearest of 64 samples, on average."""
+        with torch.no_grad():
+            made = generate(net, z)
+        return float(torch.cdist(images.flatten(1), made.flatten(1)).min(1).values.mean())
+
+    assert distance(trained) < 0.85 * distance(fresh)
+
+
+def test_training_goes_on_from_where_it_was_cut(tmp_path: Path) -> None:
+    whole = training(30)
+    page = tmp_path / "page.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        training(30, page, stop=17)
+    assert page.is_file()
+    resumed = training(30, page)
+    assert not page.exists()
+    for one, two in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_too_few_pictures_are_refused() -> None:
+    net = create_generator("dcgan", {"image_size": 16, **SMALL})
+    with pytest.raises(DataError, match="at least 8 pictures"):
+        train_generator(
+            net,
+            torch.rand(3, 3, 16, 16),
+            None,
+            Schedule(),
+            seed=0,
+            device=CPU,
+            progress=no_progress,
+        )
+
+
+def test_the_command_trains_and_samples(tmp_path: Path) -> None:
+    file = tmp_path / "faces.safetensors"
+    words = ["generator", "train", "-o", str(file), "--data", "lfw_subset", "--image-size", "16"]
+    result = CliRunner().invoke(app, [*words, "--steps", "3", "width=4", "channels=1"])
+    assert result.exit_code == 0, result.output
+    assert file.is_file()
+    assert file.with_suffix(".png").is_file()
+    assert generator_metadata(file)["options"] == {"image_size": 16, "width": 4, "channels": 1}
+    look = tmp_path / "look.png"
+    result = CliRunner().invoke(app, ["generator", "sample", str(file), "-o", str(look)])
+    assert result.exit_code == 0
+    assert look.is_file()
