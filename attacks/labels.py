@@ -9,13 +9,16 @@ head's weights get mean_i (p_i - y_i) h_i^T, with h_i the features of sample i. 
   distinct labels only.
 - ``sum``: the classes whose weight rows have the most negative sum (iDLG); needs features that
   are never negative, as after a ReLU; a ViT's are signed.
+- ``rows``: counts from the sums of the weight rows, for features that are never negative: what is
+  left to read where a sparsified bias shows next to nothing.
 - ``steps``: counts behind a weight delta of local steps, whose predictions are followed along
   the way (after RLU, Ma et al. 2023).
 
 The counts need the mean predictions p; they are those of the mean features, which are the
 least-squares solution of dW = db h^T.
 - ``auto`` takes what the update shows: ``steps`` for a delta whose protocol is known, ``bias``
-  where there is a bias, ``sum`` where the weight rows have one sign each, else ``min``.
+  where there is a bias that is not mostly zeros, ``rows`` or ``sum`` where the weight rows have one
+  sign each, else ``min``.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.learning import Protocol, Update
 from fedsim.core.models import head_names, vit_parts
 
-Rule = Literal["auto", "bias", "min", "sum", "steps"]
+Rule = Literal["auto", "bias", "rows", "min", "sum", "steps"]
 _ONE_SIGN = 0.5  # of the rows: where features have one sign, so have the rows of absent classes
 
 
@@ -85,12 +88,16 @@ def recover_labels(
         return labels_from_bias(head, model, count)
     if head.weight is None:
         raise AttackError(f"labels: {rule} needs the head's weight, which the update lacks.")
+    if rule == "rows":
+        return labels_from_counts(head.weight.sum(1), count)
     if rule == "min":
         return labels_by_min(head.weight, count)
     return labels_by_sum(head.weight, count)
 
 
 def _choose(head: HeadUpdate, update: Update, protocol: Protocol | None) -> Rule:
+    if head.weight is not None and head.bias is not None and sparse(head.bias):
+        return "rows" if one_signed(head.weight) >= _ONE_SIGN else "min"
     known = protocol is not None and protocol.optimizer == "sgd" and protocol.clip is None
     if update.kind == "delta" and known and head.bias is not None and head.weight is not None:
         return "steps"
@@ -98,6 +105,11 @@ def _choose(head: HeadUpdate, update: Update, protocol: Protocol | None) -> Rule
         return "bias"
     assert head.weight is not None
     return "sum" if one_signed(head.weight) >= _ONE_SIGN else "min"
+
+
+def sparse(bias: Tensor) -> bool:
+    """Whether most of it was not uploaded: a bias gradient has no zeros of its own."""
+    return float((bias == 0).double().mean()) > 0.5
 
 
 def one_signed(weight: Tensor) -> float:

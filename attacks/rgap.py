@@ -166,8 +166,9 @@ class Filler:
             for layer in self.layers[:index]:
                 x = layer(x)
             misfit = (x.flatten(1) @ system.T - side).square().sum(1)
-            if float(misfit.min()) < least:
-                least, best = float(misfit.min()), x[int(misfit.argmin())].detach().flatten()
+            closest = int(misfit.argmin())
+            if float(misfit[closest].detach()) < least:
+                least, best = float(misfit[closest].detach()), x[closest].detach().flatten()
             optimizer.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * step / self.steps))
             optimizer.zero_grad(set_to_none=True)
             misfit.sum().backward(inputs=[latents])

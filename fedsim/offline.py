@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
-from fedsim.core.attack import Reconstruction
+from attacks import create_attack
+from fedsim.core.attack import Learner, Reconstruction
 from fedsim.core.errors import FedsimError, ObservationError
 from fedsim.core.metrics import psnr
 from fedsim.core.observation import address_of, list_observations
 from fedsim.core.spec import Component, Spec, load_spec
 from fedsim.core.store import Run
-from fedsim.jobs import Handout, Job, Secrets
+from fedsim.jobs import Handout, Job, LessonJob, Secrets
 from fedsim.planning import check_needs
 from fedsim.scoring import load_pictures
 from fedsim.watch import Silent, Watch
@@ -52,13 +54,32 @@ def attack_offline(
     ]
     handout = Handout(spec.threat, spec.seed, spec.engine.device)
     pool = InlinePool(spec, handout, watch, lambda job: Secrets())
+    lessons = _lessons(found[0].parents[1].absolute(), results, component)
+    for lesson in lessons:
+        pool.submit(lesson)
     for job in jobs:
         job.result.unlink(missing_ok=True)
         job.notebook.unlink(missing_ok=True)
+        if lessons:
+            job = replace(job, memory=lessons[-1].memory, requires=lessons[-1].result)
         pool.submit(job)
     with watch.running(0, 0):
         pool.drain()
     return [_row(run, job) for job in jobs]
+
+
+def _lessons(observations: Path, results: Path, component: Component) -> list[LessonJob]:
+    """For an attack that learns: one lesson after each round that was captured."""
+    attack = create_attack(component.name, **component.params)
+    if not isinstance(attack, Learner):
+        return []
+    rounds = sorted({address_of(path)[0] for path in list_observations(observations)})
+    memory, lessons = results / "learned" / attack.learner, list[LessonJob]()
+    for number, round_ in enumerate(rounds, start=1):
+        before = lessons[-1].result if lessons else None
+        label = component.short_name
+        lessons.append(LessonJob(observations, memory, component, label, number, round_, before))
+    return lessons[: max(1, attack.lessons_before(len(rounds)))]
 
 
 def _observations(source: Path) -> list[Path]:

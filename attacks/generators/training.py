@@ -1,8 +1,8 @@
 """Training a generator on pictures of the attacker's own: as the decoder of an autoencoder.
 
 A variational autoencoder whose noise level is the one that fits best (the reconstruction term is
-D/2 log of the mean squared error), so that no weight between its two terms has to be chosen. A
-long training leaves checkpoints and goes on from them.
+D/2 log of the mean squared error, above a floor), so that no weight between its two terms has to
+be chosen. A long training leaves checkpoints and goes on from them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fedsim.core.attack import Progress
 from fedsim.core.errors import DataError
 from fedsim.core.notebook import Notebook, optimizer_tensors, restore_optimizer
 
+FINEST = 2e-3  # squared error a pixel below which a fit is memory, not knowledge
 FEWEST = 8  # pictures; from fewer nothing can be learned that is not them
 
 
@@ -96,9 +97,7 @@ def train_generator(
             torch.manual_seed(seed * 1_000_003 + step)  # one seed a step: a resume repeats nothing
             both.train()
             rows = torch.randint(len(images), (min(schedule.batch_size, len(images)),))
-            batch = images[rows]
-            flip = torch.rand(len(batch)) < 0.5
-            batch = torch.where(flip[:, None, None, None], batch.flip(-1), batch).to(device)
+            batch = _varied(images[rows]).to(device)
             classes = labels[rows].to(device) if labels is not None else None
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(step)
@@ -121,6 +120,20 @@ def train_generator(
     return error
 
 
+def _varied(batch: Tensor) -> Tensor:
+    """Each picture mirrored or not, and moved by up to a sixteenth of its side."""
+    flip = torch.rand(len(batch)) < 0.5
+    batch = torch.where(flip[:, None, None, None], batch.flip(-1), batch)
+    far, side = batch.shape[-1] // 16, batch.shape[-1]
+    padded = F.pad(batch, (far, far, far, far), mode="replicate")
+    down, across = torch.randint(2 * far + 1, (2, len(batch))).tolist()
+    moved = [
+        picture[:, y : y + side, x : x + side]
+        for picture, y, x in zip(padded, down, across, strict=True)
+    ]
+    return torch.stack(moved)
+
+
 def _loss(
     generator: nn.Module, encoder: Encoder, batch: Tensor, classes: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -129,7 +142,7 @@ def _loss(
     made = decode(generator, latents_of(generator, z), classes)
     square = F.mse_loss(made, batch)
     pixels = batch[0].numel()
-    fit = pixels / 2 * torch.log(square + 1e-6)
+    fit = pixels / 2 * torch.log(square + FINEST)
     divergence = -0.5 * (1 + spread - mean.square() - spread.exp()).sum(1).mean()
     return fit + divergence, square.detach()
 

@@ -106,7 +106,8 @@ class Learner(Attack, Protocol):
     """An attack that learns from the traffic, a lesson after every observed round.
 
     What it learned it keeps in ``memory``, a folder; the View of an attack shows it that folder.
-    A lesson that was cut short is given again, and goes on from what the folder holds.
+    A lesson that was cut short is given again, and goes on from what the folder holds. A picture
+    ``samples.png`` in it is shown in the report.
     """
 
     @property

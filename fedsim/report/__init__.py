@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from fedsim.core.store import Run, write_atomically
 from fedsim.jobs import Job
-from fedsim.report import content, pictures, plots, words
+from fedsim.report import content, memories, pictures, plots, words
 
 HERE = Path(__file__).parent
 
@@ -40,6 +40,7 @@ def write_report(run: Run, jobs: list[Job]) -> None:
             curves=plots.training(rounds),
             evaluated=rounds["test_accuracy"].notna().any(),
             strip=plots.strip(scores, [attack["attack"] for attack in attacks]),
+            learned=memories.learned(run),
             traces=[plots.trace(label, lines) for label, lines in traces.items()],
             facts=content.facts(run.spec, summary, scores),
             icon=pictures.icon(finding.verdict),

@@ -1,0 +1,276 @@
+"""GIML: learning a generator from the traffic, in lessons on the workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacks import create_attack
+from attacks.generators import generate, load_generator
+from attacks.giml import Giml, MetaLearner, draw_samples, read_memory
+from fedsim.auditing import audit
+from fedsim.core.attack import Learner, no_progress
+from fedsim.core.errors import AttackError, SpecError
+from fedsim.core.knowledge import Traffic
+from fedsim.core.spec import GeneratorSpec, Spec, load_spec
+from fedsim.core.store import Run
+from fedsim.jobs import Handout, LessonJob, teach, traffic_of
+from fedsim.offline import attack_offline
+from fedsim.planning import after_lessons, jobs_of, lessons_of, observed_rounds, prepare, victims
+
+TINY = "options: {latent_size: 4, width: 4}, task_steps: 3, shared_steps: 2, tasks: 2"
+GIML = f"{{name: giml, {TINY}, meta_steps: 2, steps: 4, seeds: 1}}"
+
+
+def spec_of(*overrides: str) -> Spec:
+    small = [
+        "data={image_size: 16, clients: 3}",
+        "model={name: convnet, options: {channels: [4, 6]}}",
+        "train={rounds: 3, clients_per_round: 2, batch_size: 2, evaluate: false}",
+        "threat=C",
+        f"attacks=[{GIML}]",
+        "audit={rounds: [3]}",
+        "engine={kind: inline, device: cpu}",
+    ]
+    return load_spec({}, [*small, *overrides])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return audit(spec_of(), tmp_path_factory.mktemp("giml") / "run")
+
+
+def traffic(run: Run, until: int = 3) -> Traffic:
+    return traffic_of(run.observations, Handout(run.spec.threat, 0, "cpu"), until, seed=5)
+
+
+def memory_of(run: Run) -> Path:
+    (memory,) = run.learned.iterdir()
+    return memory
+
+
+def test_an_audit_learns_after_every_round_and_attacks_at_the_end(run: Run) -> None:
+    memory = memory_of(run)
+    lessons = [json.loads(p.read_text()) for p in sorted(memory.glob("lesson-*.json"))]
+    assert [lesson["steps"] for lesson in lessons] == [2, 4, 6]
+    assert "on 2 observations" in lessons[0]["notes"][0]
+    assert "on 6 observations" in lessons[2]["notes"][0]
+    assert lessons[0]["ledger"][0] == "traffic"
+    assert set(run.scores.attack) == {"giml", "prior_only"}
+    assert set(run.scores["round"]) == {3}
+    verdict = next(v for v in run.summary["verdicts"] if v["attack"] == "giml")
+    assert "traffic" in verdict["ledger"]
+    assert (memory / "samples.png").is_file()
+
+
+def test_every_round_is_observed_though_only_the_last_is_attacked(run: Run) -> None:
+    assert observed_rounds(run.spec) == [1, 2, 3]
+    assert {p.name for p in run.observations.iterdir()} == {f"round-000{n}" for n in (1, 2, 3)}
+    assert observed_rounds(spec_of("attacks=[{name: idlg}]")) == [3]
+
+
+def test_what_it_learned_is_a_generator_file(run: Run) -> None:
+    first, last = (
+        load_generator(GeneratorSpec(checkpoint=str(memory_of(run) / name)), image_size=16)
+        for name in ("step-00000.safetensors", "step-00006.safetensors")
+    )
+    z = torch.randn(2, 4)
+    assert not torch.equal(generate(first, z), generate(last, z))
+
+
+def test_learning_lowers_the_matching_loss(run: Run, tmp_path: Path) -> None:
+    attack = Giml(
+        options={"latent_size": 8, "width": 8}, tasks=6, meta_steps=12, task_steps=10, tv=0.0
+    )
+    lesson = attack.learn(
+        traffic(run), 1, tmp_path, seed=0, device=torch.device("cpu"), progress=no_progress
+    )
+    losses = [loss for _, loss, _ in lesson.losses]
+    assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
+
+
+def test_one_meta_step_by_hand(run: Run, tmp_path: Path) -> None:
+    """beta of the way from w to w', as Reptile has it."""
+
+    def weights_after(beta: float, folder: str) -> list[torch.Tensor]:
+        attack = Giml(
+            options={"latent_size": 4, "width": 4}, tasks=2, task_steps=2, shared_steps=2, beta=beta
+        )
+        state = MetaLearner(attack, traffic(run), tmp_path / folder, 3, torch.device("cpu"))
+        before = [w.detach().clone() for w in state.weights]
+        state.meta_step()
+        return [w.detach() - b for w, b in zip(state.weights, before, strict=True)]
+
+    half, whole = weights_after(0.5, "half"), weights_after(1.0, "whole")
+    assert any(float(move.abs().max()) > 0 for move in whole)
+    for small, large in zip(half, whole, strict=True):
+        assert torch.allclose(small, 0.5 * large, atol=1e-6)
+
+
+@pytest.mark.parametrize("outer", ["reptile", "adam"])
+def test_a_lesson_that_was_cut_goes_on_after_its_last_meta_step(
+    run: Run, tmp_path: Path, outer: str
+) -> None:
+    attack = Giml(
+        options={"latent_size": 4, "width": 4},
+        tasks=2,
+        task_steps=2,
+        shared_steps=2,
+        meta_steps=4,
+        outer=outer,
+    )
+    device = torch.device("cpu")
+    attack.learn(traffic(run), 1, tmp_path / "whole", seed=1, device=device, progress=no_progress)
+    done: list[int] = []
+
+    def cut(step: int, total: int, loss: float | None = None) -> None:
+        done.append(step)
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attack.learn(traffic(run), 1, tmp_path / "cut", seed=1, device=device, progress=cut)
+    attack.learn(traffic(run), 1, tmp_path / "cut", seed=1, device=device, progress=cut)
+    assert done == [1, 2, 3, 4]  # no meta-step was done twice
+    for step in range(5):
+        name = f"step-{step:05d}.safetensors"
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes()
+
+
+def test_attacks_that_learn_alike_share_one_memory() -> None:
+    one = create_attack("giml", meta_steps=3)
+    assert isinstance(one, Learner)
+    assert one.learner == Giml(meta_steps=3, after=2, steps=7).learner
+    assert one.learner != Giml(meta_steps=4).learner
+    assert one.learner != Giml(meta_steps=3, tv=0.5).learner
+
+
+def test_an_attack_waits_for_the_lessons_it_needs(run: Run) -> None:
+    before, middle = (
+        f"{GIML[:-1]}, after: {n}, title: {t}}}" for n, t in ((0, "before"), (3, "m"))
+    )
+    spec = spec_of(f"attacks=[{GIML}, {before}, {middle}]")
+    jobs = [after_lessons(run, spec, job) for job in jobs_of(run, spec, victims(spec))]
+    needed = {job.label: job.requires.name for job in jobs if job.requires is not None}
+    assert needed == {
+        "giml": "lesson-0003.json",
+        "before": "lesson-0001.json",
+        "m": "lesson-0002.json",
+    }
+    lessons = lessons_of(run, spec, [1, 2, 3])
+    assert [lesson.requires and lesson.requires.name for lesson in lessons] == [
+        None,
+        "lesson-0001.json",
+        "lesson-0002.json",
+    ]
+
+
+def test_more_meta_steps_than_the_rounds_allow_are_refused() -> None:
+    with pytest.raises(AttackError, match="takes 6 meta-steps in 3 rounds; after: 9"):
+        prepare(spec_of(f"attacks=[{GIML[:-1]}, after: 9}}]"))
+
+
+def test_one_observation_is_refused() -> None:
+    alone = "train={rounds: 1, clients_per_round: 1, batch_size: 2, evaluate: false}"
+    with pytest.raises(SpecError, match="learns across observations and would see one"):
+        prepare(spec_of(alone, "audit={}"))
+
+
+def test_a_first_round_with_one_client_only_delays_the_learning(run: Run, tmp_path: Path) -> None:
+    all_ = traffic(run)
+    alone = Traffic(all_.addresses[:1], all_.open)
+    attack = Giml(options={"latent_size": 4, "width": 4}, meta_steps=1, task_steps=1)
+    device = torch.device("cpu")
+    lesson = attack.learn(alone, 1, tmp_path, seed=0, device=device, progress=no_progress)
+    assert lesson.steps == 0
+    assert "one observation only" in lesson.notes[0]
+
+
+def test_a_failed_lesson_fails_the_attacks_that_wait_for_it(tmp_path: Path) -> None:
+    broken = "{name: giml, architecture: dcgan, meta_steps: 1, options: {width: -3}}"
+    run = audit(spec_of(f"attacks=[{broken}]"), tmp_path / "run")
+    reasons = [job["reason"] for job in run.summary["failed_jobs"]]
+    assert len(reasons) == 2
+    assert all("lesson 3 of giml failed: lesson 2 of giml failed: lesson 1" in r for r in reasons)
+    assert (run.root / "report.html").is_file()
+
+
+def test_resuming_gives_the_same_numbers(run: Run, tmp_path: Path) -> None:
+    again = audit(spec_of(), tmp_path / "run")
+    memory = memory_of(again)
+    for path in [
+        *memory.glob("lesson-000[23].json"),
+        *again.reconstructions.rglob("*.safetensors"),
+    ]:
+        path.unlink()
+    resumed = audit(spec_of(), tmp_path / "run")
+    columns = ["round", "client", "attack", "image", "psnr", "loss"]
+    assert resumed.scores[columns].equals(run.scores[columns])
+
+
+def test_offline_it_learns_from_what_was_captured(run: Run, tmp_path: Path) -> None:
+    component = run.spec.attacks[0]
+    rows = attack_offline(run.observations / "round-0003", component, tmp_path, None, 1)
+    assert [row["failure"] for row in rows] == [None, None]
+    assert rows[0]["psnr"]
+
+
+def test_samples_over_meta_steps_are_one_picture(run: Run, tmp_path: Path) -> None:
+    from PIL import Image
+
+    held = read_memory(memory_of(run))
+    assert held is not None
+    assert held["samples"].shape == (7, 8, 3, 16, 16)
+    draw_samples(held["samples"], tmp_path / "s.png", rows=4)
+    with Image.open(tmp_path / "s.png") as picture:
+        assert picture.size == (8 * 16, 4 * 16)
+    assert read_memory(tmp_path) is None
+
+
+def test_the_report_shows_what_was_learned(run: Run) -> None:
+    page = (run.root / "report.html").read_text()
+    assert "learned from gradients alone" in page
+
+
+@pytest.mark.slow
+def test_a_killed_worker_loses_at_most_its_meta_step(tmp_path: Path) -> None:
+    import threading
+    import time
+
+    import ray
+
+    long = GIML.replace("task_steps: 3", "task_steps: 40")
+    spec = spec_of(f"attacks=[{long}]", "engine={kind: ray, device: cpu, cpus: 2}")
+    undisturbed = audit(spec_of(f"attacks=[{long}]"), tmp_path / "calm")
+    killed: list[int] = []
+
+    def kill() -> None:
+        state = tmp_path / "run" / "learned"
+        while not list(state.rglob("step-00003.safetensors")):
+            time.sleep(0.05)
+        from ray.util.state import list_actors
+
+        for actor in list_actors(filters=[("class_name", "=", "AttackWorker")]):
+            os.kill(int(actor["pid"]), signal.SIGKILL)
+            killed.append(int(actor["pid"]))
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    disturbed = audit(spec, tmp_path / "run")
+    thread.join(5)
+    assert killed
+    assert not ray.is_initialized()
+    columns = ["round", "client", "attack", "image", "psnr", "loss"]
+    assert disturbed.scores[columns].equals(undisturbed.scores[columns])
+
+
+def test_lessons_read_only_what_is_granted(run: Run, tmp_path: Path) -> None:
+    job = LessonJob(run.observations, tmp_path / "m", run.spec.attacks[0], "giml", 1, 1)
+    weak = run.spec.threat.model_copy(update={"model": "A"})
+    with pytest.raises(Exception, match="does not grant"):
+        teach(job, Handout(weak, 0, "cpu"))
