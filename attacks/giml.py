@@ -159,7 +159,7 @@ class MetaLearner:
         self.outer = torch.optim.Adam(self.weights, lr=attack.outer_lr)
         self.step, self.losses = 0, list[list[float]]()
         self.samples = torch.empty(0, SHOWN, 3, self.side, self.side, dtype=torch.uint8)
-        self.engine = attack.engine
+        self.engine, self.spread = attack.engine, 1.0
         self._resume()
 
     def run(self, until: int, progress: Progress) -> Lesson:
@@ -184,6 +184,7 @@ class MetaLearner:
         coin = torch.Generator().manual_seed((self.seed + 7919 * (self.step + 1)) % 2**63)
         problems = [self._problem(view) for view in self._draw(coin)]
         found = [self._latents(problem, coin) for problem in problems]
+        self.spread = self._spread([latents for latents, _ in found])
         before = [weight.detach().clone() for weight in self.weights]
         after, loss = self._shared(problems, [latents for latents, _ in found])
         self._move(before, after)
@@ -264,6 +265,14 @@ class MetaLearner:
         for weight in self.weights:
             weight.grad = None
 
+    def _spread(self, latents: list[Tensor]) -> float:
+        """How far from the middle the tasks' latents lie, where 1 is as far as random ones."""
+        centre = centre_of(self.net, self.device)
+        usual = draw_latents(self.net, 1, 256, torch.Generator().manual_seed(0))[0]
+        found = torch.cat([z.flatten(0, 1) for z in latents])
+        ratio = (found - centre).square().mean() / (usual - centre).square().mean()
+        return float(ratio.sqrt())
+
     def _labels(self, problem: Problem) -> Tensor:
         labels = problem.labels
         return labels.argmax(-1) if labels.is_floating_point() else labels
@@ -290,8 +299,13 @@ class MetaLearner:
         self.page.save(tensors, self._about())
 
     def _about(self) -> dict[str, Any]:
-        told = {"step": self.step, "losses": self.losses, "engine": self.engine}
-        return {**told, "learner": self.attack.learner}
+        return {
+            "step": self.step,
+            "losses": self.losses,
+            "engine": self.engine,
+            "spread": self.spread,
+            "learner": self.attack.learner,
+        }
 
     def _resume(self) -> None:
         page = self.page.load()
@@ -304,10 +318,14 @@ class MetaLearner:
         restore_optimizer(self.outer, tensors)
         self.step, self.losses = int(about["step"]), about["losses"]
         self.engine, self.samples = about["engine"], tensors["samples"]
+        self.spread = float(about["spread"])
 
     def _sample(self) -> Tensor:
-        """What the generator makes of a few latents that stay the same, as bytes."""
+        """What the generator makes of a few directions that stay the same, as far from the middle
+        as the tasks' latents were; as bytes."""
+        centre = centre_of(self.net, self.device)
         latents = draw_latents(self.net, 1, SHOWN, torch.Generator().manual_seed(1))[0]
+        latents = centre + self.spread * (latents - centre)
         count = int(getattr(self.net, "num_classes", 0) or 1)
         labels = torch.arange(SHOWN, device=self.device) % count
         with torch.no_grad():

@@ -2,7 +2,7 @@
 
     python experiments/data/olivetti.py olivettifaces.mat -o FACES
 
-writes FACES/train (people 0-24), FACES/tune (25-29) and FACES/victims (30-39), ten pictures
+writes FACES/train (people 0-19), FACES/tune (20-29) and FACES/victims (30-39), ten pictures
 each: a generator trained on `train` has met nobody of the others.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image
 from scipy.io import loadmat
 
-SPLITS = {"train": range(25), "tune": range(25, 30), "victims": range(30, 40)}
+SPLITS = {"train": range(20), "tune": range(20, 30), "victims": range(30, 40)}
 
 
 def main() -> None:
