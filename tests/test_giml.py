@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -85,13 +87,13 @@ def test_what_it_learned_is_a_generator_file(run: Run) -> None:
 
 def test_learning_lowers_the_matching_loss(run: Run, tmp_path: Path) -> None:
     attack = Giml(
-        options={"latent_size": 8, "width": 8}, tasks=6, meta_steps=12, task_steps=10, tv=0.0
+        options={"latent_size": 8, "width": 8}, tasks=6, meta_steps=6, task_steps=6, tv=0.0
     )
     lesson = attack.learn(
         traffic(run), 1, tmp_path, seed=0, device=torch.device("cpu"), progress=no_progress
     )
     losses = [loss for _, loss, _ in lesson.losses]
-    assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
+    assert sum(losses[-2:]) < 0.9 * sum(losses[:2])
 
 
 def test_one_meta_step_by_hand(run: Run, tmp_path: Path) -> None:
@@ -239,32 +241,29 @@ def test_the_report_shows_what_was_learned(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_killed_worker_loses_at_most_its_meta_step(tmp_path: Path) -> None:
-    import threading
-    import time
-
-    import ray
-
     long = GIML.replace("task_steps: 3", "task_steps: 40")
     spec = spec_of(f"attacks=[{long}]", "engine={kind: ray, device: cpu, cpus: 2}")
-    undisturbed = audit(spec_of(f"attacks=[{long}]"), tmp_path / "calm")
+    undisturbed = audit(spec, tmp_path / "calm")
     killed: list[int] = []
 
     def kill() -> None:
         state = tmp_path / "run" / "learned"
         while not list(state.rglob("step-00003.safetensors")):
-            time.sleep(0.05)
-        from ray.util.state import list_actors
-
-        for actor in list_actors(filters=[("class_name", "=", "AttackWorker")]):
-            os.kill(int(actor["pid"]), signal.SIGKILL)
-            killed.append(int(actor["pid"]))
+            time.sleep(0.02)
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                working = (process / "cmdline").read_bytes().startswith(b"ray::AttackWorker")
+            except OSError:  # it ended meanwhile
+                continue
+            if working:
+                os.kill(int(process.name), signal.SIGKILL)
+                killed.append(int(process.name))
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
     disturbed = audit(spec, tmp_path / "run")
     thread.join(5)
     assert killed
-    assert not ray.is_initialized()
     columns = ["round", "client", "attack", "image", "psnr", "loss"]
     assert disturbed.scores[columns].equals(undisturbed.scores[columns])
 
