@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from attacks import create_attack
 from defenses import create_defenses
+from fedsim.auditing import audit
 from fedsim.core.spec import load_spec
+from fedsim.core.store import Run
 from fedsim.planning import check_needs, labelled_attacks
 
 SPECS = sorted((Path(__file__).parent.parent / "experiments").rglob("*.yaml"))
@@ -30,3 +34,46 @@ def test_a_title_names_an_attack_in_the_tables() -> None:
     spec = load_spec({}, [f"attacks={attacks}"])
     assert [label for label, _ in labelled_attacks(spec)][:2] == ["no snap", "patch_solve"]
     assert spec.attacks[0].params == {"snap": False}
+
+
+def script(name: str, *arguments: object) -> str:
+    """What a script of ours prints."""
+    root = Path(__file__).parent.parent
+    command = [sys.executable, str(root / "experiments" / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_attacks_are_compared_batch_by_batch(small_run: Run) -> None:
+    pair = ("--pair", "patch_solve", "prior_only")
+    page = script("compare.py", small_run.root, "--tune", small_run.root, *pair)
+    assert "| patch_solve | 160.0 [160.0, 160.0] | 160.0 |" in page
+    assert "| mean picture |" in page
+    scores = small_run.scores.groupby("attack")["psnr"].mean()
+    apart = scores["patch_solve"] - scores["prior_only"]
+    assert f"- patch_solve - prior_only: {apart:.1f} [" in page
+
+
+def test_the_curve_of_giml_comes_from_its_titles(tmp_path: Path) -> None:
+    giml = "name: giml, meta_steps: 1, task_steps: 1, shared_steps: 1, steps: 2, seeds: 1"
+    tiny = "options: {width: 4, latent_size: 4}"
+    attacks = ", ".join(f"{{{giml}, {tiny}, title: giml {n}, after: {n}}}" for n in (0, 2))
+    run = audit(
+        load_spec(
+            {},
+            [
+                "data={image_size: 16, clients: 2}",
+                "model={name: convnet, options: {channels: [4]}}",
+                "train={rounds: 2, batch_size: 2, evaluate: false}",
+                f"attacks=[{attacks}]",
+                "audit={rounds: [2]}",
+                "engine={kind: inline, device: cpu}",
+            ],
+        ),
+        tmp_path / "run",
+    )
+    page = script("giml_curve.py", run.root, "-o", tmp_path / "curve.png")
+    assert "| giml, 0 meta-steps |" in page
+    assert "| giml, 2 meta-steps |" in page
+    assert (tmp_path / "curve.png").stat().st_size > 1000
