@@ -15,10 +15,17 @@ from fedsim.core.registry import build
 from fedsim.core.spec import Component
 
 DEFENSES: dict[str, str] = {
+    "clipping": "defenses.clipping:Clipping",
+    "dp_sgd": "defenses.dp_sgd:DpSgd",
     "frozen_pe": "defenses.frozen_pe:FrozenPE",
     "gaussian_noise": "defenses.gaussian_noise:GaussianNoise",
+    "laplace_noise": "defenses.laplace_noise:LaplaceNoise",
+    "mjp": "defenses.mjp:Mjp",
+    "quantization": "defenses.quantization:Quantization",
+    "random_k": "defenses.random_k:RandomK",
     "sinusoidal_pe": "defenses.sinusoidal_pe:SinusoidalPE",
     "top_k": "defenses.top_k:TopK",
+    "withheld": "defenses.withheld:Withheld",
 }
 
 

@@ -27,6 +27,10 @@ class TopK(Defense):
 
     def _sparse(self, tensor: Tensor) -> Tensor:
         flat = tensor.flatten()
-        kept = max(1, round((1 - self.sparsity) * flat.numel()))
-        places = flat.abs().topk(kept).indices
+        places = flat.abs().topk(kept(flat, self.sparsity)).indices
         return torch.zeros_like(flat).index_copy(0, places, flat[places]).view_as(tensor)
+
+
+def kept(flat: Tensor, sparsity: float) -> int:
+    """How many numbers of a layer stay; one at least."""
+    return max(1, round((1 - sparsity) * flat.numel()))

@@ -150,7 +150,8 @@ def canary(observation: Observation, truth: Truth, device: torch.device) -> floa
     model = announced_model(public)
     model.load_state_dict(observation.weights)
     model.to(device)
-    defenses = create_defenses([Component.model_validate(d) for d in public.defenses])
+    declared = create_defenses([Component.model_validate(d) for d in public.defenses])
+    defenses = [defense.at_round(observation.round) for defense in declared]
     with threads(1):
         replay = local_update(
             model,

@@ -79,3 +79,133 @@ def test_bad_defenses_are_one_sentence() -> None:
     twice = [Component(name="frozen_pe"), Component(name="frozen_pe")]
     with pytest.raises(SpecError, match="twice"):
         create_defenses(twice)
+
+
+def upload(vit, defense, batch=BATCH, seed: int = 0):
+    return local_update(vit, batch, Protocol(), defenses=[defense], rng=secret(seed))
+
+
+def test_laplace_noise_has_the_strength_and_the_tails_it_says(vit) -> None:
+    noise = create_defense("laplace_noise", std=0.01)
+    plain, noisy = local_update(vit, BATCH, Protocol()), upload(vit, noise)
+    name = "blocks.0.mlp.fc1.weight"
+    apart = noisy.tensors[name] - plain.tensors[name]
+    assert float(apart.std()) == pytest.approx(0.01, rel=0.05)
+    assert float(apart.abs().mean()) == pytest.approx(0.01 / 2**0.5, rel=0.05)  # Gauss: .8
+
+
+@pytest.mark.parametrize("name", ["top_k", "random_k"])
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.99])
+def test_sparsification_keeps_exactly_k_a_layer(vit, name: str, sparsity: float) -> None:
+    plain, sparse = (
+        local_update(vit, BATCH, Protocol()),
+        upload(vit, create_defense(name, sparsity=sparsity)),
+    )
+    for layer, tensor in sparse.tensors.items():
+        wanted = max(1, round((1 - sparsity) * tensor.numel()))
+        present = tensor != 0
+        assert int(present.sum()) <= wanted
+        if int((plain.tensors[layer] != 0).sum()) == tensor.numel():
+            assert int(present.sum()) == wanted
+        assert torch.equal(tensor[present], plain.tensors[layer][present])
+        if name == "top_k" and 0 < int(present.sum()) < tensor.numel():
+            left_out = plain.tensors[layer][~present].abs().max()
+            assert float(left_out) <= float(tensor[present].abs().min())
+
+
+def test_quantization_has_as_many_levels_as_it_says(vit) -> None:
+    plain = local_update(vit, BATCH, Protocol()).tensors["blocks.0.mlp.fc1.weight"]
+    eight = upload(vit, create_defense("quantization")).tensors["blocks.0.mlp.fc1.weight"]
+    one = upload(vit, create_defense("quantization", kind="sign"))
+    assert len(eight.unique()) <= 255
+    assert float((eight - plain).abs().max()) <= float(plain.abs().max()) / 254 + 1e-9
+    assert len(one.tensors["blocks.0.mlp.fc1.weight"].abs().unique()) == 1
+
+
+def test_clipping_bounds_the_norm_and_keeps_the_direction(vit) -> None:
+    plain = local_update(vit, BATCH, Protocol()).tensors
+    size = torch.cat([t.flatten() for t in plain.values()]).norm()
+    for norm in (0.1 * float(size), 10 * float(size)):
+        held = upload(vit, create_defense("clipping", norm=norm)).tensors
+        flat = torch.cat([t.flatten() for t in held.values()])
+        assert float(flat.norm()) == pytest.approx(min(norm, float(size)), rel=1e-4)
+    scaled = {n: t * (flat.norm() / size) for n, t in plain.items()}
+    assert all(torch.allclose(held[n], scaled[n], rtol=1e-4) for n in plain)
+
+
+def test_what_is_withheld_is_not_uploaded(vit) -> None:
+    parts = ["position", "patches", "cls", "head"]
+    net = create_defense("withheld", parts=parts).prepare_model(vit)
+    held = local_update(net, BATCH, Protocol()).tensors
+    gone = {"pos_embed", "patch_embed.proj.weight", "cls_token", "head.weight", "head.bias"}
+    assert not gone & held.keys()
+    assert "blocks.0.attn.qkv.weight" in held
+    resnet = build_model(ModelSpec(name="resnet10t"), image_size=32, num_classes=5, seed=0)
+    with pytest.raises(ModelError):
+        create_defense("withheld").prepare_model(resnet)
+
+
+def pictures(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    coin = torch.Generator().manual_seed(1)
+    labels = torch.arange(count) % 5
+    return [(torch.rand(count, 3, 32, 32, generator=coin), labels)]
+
+
+def test_dp_sgd_is_the_plain_gradient_where_nothing_is_clipped_or_added(vit) -> None:
+    batch = pictures(20)  # more than are held at once
+    plain = local_update(vit, batch, Protocol()).tensors
+    loose = upload(vit, create_defense("dp_sgd", clip=1e6, noise=0.0), batch).tensors
+    for name in plain:
+        assert torch.allclose(plain[name], loose[name], atol=1e-5)
+
+
+def test_dp_sgd_clips_every_sample_and_adds_the_noise_it_says(vit) -> None:
+    batch = pictures(4)
+    clip = 0.01
+    exact = upload(vit, create_defense("dp_sgd", clip=clip, noise=0.0), batch).tensors
+    by_hand: dict[str, torch.Tensor] = {}
+    for image, label in zip(*batch[0], strict=True):
+        own = local_update(vit, [(image[None], label[None])], Protocol()).tensors
+        norm = torch.cat([t.flatten() for t in own.values()]).norm()
+        for name, tensor in own.items():
+            by_hand[name] = by_hand.get(name, 0) + tensor * min(1.0, clip / float(norm)) / 4
+    assert all(torch.allclose(exact[n], by_hand[n], atol=1e-6) for n in exact)
+    noisy = upload(vit, create_defense("dp_sgd", clip=clip, noise=2.0), batch).tensors
+    apart = torch.cat([(noisy[n] - exact[n]).flatten() for n in exact])
+    assert float(apart.std()) == pytest.approx(2.0 * clip / 4, rel=0.02)
+
+
+def test_dp_sgd_counts_its_budget_as_opacus_does() -> None:
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    for _ in range(50):
+        accountant.step(noise_multiplier=1.1, sample_rate=0.05)
+    defense = create_defense("dp_sgd", noise=1.1)
+    assert defense.epsilon(0.05, 50) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+    assert defense.epsilon(0.05, 100) > defense.epsilon(0.05, 50)
+    assert create_defense("dp_sgd", noise=0.0).epsilon(0.05, 1) == float("inf")
+
+
+def test_dp_sgd_refuses_batchnorm() -> None:
+    resnet = build_model(ModelSpec(name="resnet10t"), image_size=32, num_classes=5, seed=0)
+    with pytest.raises(ModelError, match=r"BatchNorm.*GroupNorm"):
+        create_defense("dp_sgd").prepare_model(resnet)
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("top_k", {"sparsity": 1.0}),
+        ("random_k", {"sparsity": -0.1}),
+        ("laplace_noise", {"std": -1}),
+        ("clipping", {"norm": 0}),
+        ("dp_sgd", {"noise": -1}),
+        ("mjp", {"ratio": 0}),
+        ("quantization", {"kind": "int3"}),
+        ("withheld", {"parts": ["everything"]}),
+    ],
+)
+def test_a_strength_out_of_range_is_one_sentence(name: str, params: dict) -> None:
+    with pytest.raises(SpecError, match=next(iter(params))):
+        create_defense(name, **params)

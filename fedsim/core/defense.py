@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,10 @@ class Defense:
     All randomness comes from ``rng``, whose seed stays with the client.
     """
 
+    def at_round(self, round_: int) -> Self:
+        """The defense as it acts in a round, counted from 1: for schedules."""
+        return self
+
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Change the architecture or what is trained; known to client and server alike."""
         return model
@@ -26,6 +30,16 @@ class Defense:
     ) -> tuple[Tensor, Tensor]:
         """Change one batch, images (B, 3, H, W) in [0, 1], before it is learned from."""
         return images, labels
+
+    def penalty(self, model: nn.Module) -> Tensor | None:
+        """A term of the client's loss beside the classification."""
+        return None
+
+    def batch_gradient(
+        self, model: nn.Module, images: Tensor, labels: Tensor, rng: torch.Generator
+    ) -> dict[str, Tensor] | None:
+        """The gradient of a batch (images normalised), by another way than one backward pass."""
+        return None
 
     def protect_gradient(
         self, gradient: dict[str, Tensor], rng: torch.Generator

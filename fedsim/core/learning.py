@@ -164,8 +164,14 @@ def learn(
                 images, labels = defense.protect_batch(images, labels, model, rng)
                 if step == 0:
                     trail.note(defense, "batch", _payload(*shown), _payload(images, labels))
-            loss = F.cross_entropy(model(protocol.normalise(images)), labels)
-            gradient = _gradient(loss, trained)
+            eaten = protocol.normalise(images)
+            loss = F.cross_entropy(model(eaten), labels)
+            gradient = _gradient(_whole(loss, model, defenses), trained)
+            for defense in defenses:
+                other = defense.batch_gradient(model, eaten, labels, rng)
+                if other is not None:
+                    trail.note(defense, "gradient", gradient, other)
+                    gradient = other
             _clip(gradient, protocol.clip)
             for defense in defenses:
                 protected = defense.protect_gradient(gradient, rng)
@@ -202,6 +208,12 @@ def batchnorm_buffers(model: nn.Module) -> dict[str, Tensor]:
         for key, value in model.get_submodule(name).named_buffers():
             found[f"{name}.{key}"] = value.detach().clone()
     return found
+
+
+def _whole(loss: Tensor, model: nn.Module, defenses: Sequence[Defense]) -> Tensor:
+    """The loss with what defenses add to it."""
+    terms = [term for d in defenses if (term := d.penalty(model)) is not None]
+    return torch.stack([loss, *terms]).sum() if terms else loss
 
 
 def _payload(images: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,175 @@
+"""Masked jigsaw puzzle (Liu et al. 2022): part of the patches shuffled, their positions unknown.
+
+A block-wise mask picks patches, which change places among themselves; at their places the model
+adds one shared, learned embedding that says "unknown" instead of the position (their Eq. 6). The
+positions that remain are kept meaningful by dense absolute localisation: a head must read the
+coordinates of a patch from its position embedding (their Eq. 4). On networks without patches
+only the shuffling is left.
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
+from fedsim.core.defense import Defense
+from fedsim.core.errors import ModelError
+from fedsim.core.models import VitParts, batchnorm_names, vit_parts
+
+CONVOLUTIONAL_GRID = 8  # patches a side, for networks that have none of their own
+UNKNOWN, INDEX, HEAD = "unk_embed", "index_embed", "dal_head"
+
+
+@dataclass
+class Puzzle:
+    """What the model of an MJP client knows of its geometry, and of the batch at hand."""
+
+    grid: tuple[int, int]
+    mask: Tensor | None = None  # (N,), while a shuffled batch is learned from
+
+
+@dataclass(frozen=True)
+class Mjp(Defense):
+    """``ratio`` of the patches, with ``probability`` a batch (the authors': 0.5), from round
+    ``warmup`` + 1 on. ``dal``: the head of the localisation, with ``weight`` in the loss.
+
+    The paper's variants: ``positions`` False removes the position embedding (B of its Table 2),
+    ``pixels`` also scrambles pixels inside the patches (C), ``unknown`` False leaves the positions
+    of shuffled patches in place (E), ``index`` marks shuffled places by embeddings (F).
+    """
+
+    ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
+    probability: Annotated[float, Field(ge=0, le=1)] = 0.5
+    warmup: Annotated[int, Field(ge=0)] = 0
+    dal: Literal["none", "pca", "linear", "mlp"] = "mlp"
+    weight: Annotated[float, Field(ge=0)] = 0.01
+    unknown: bool = True
+    index: bool = False
+    pixels: bool = False
+    positions: bool = True
+
+    def at_round(self, round_: int) -> Self:
+        return replace(self, probability=0.0) if round_ <= self.warmup else self
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        try:
+            parts = vit_parts(model)
+        except ModelError as error:
+            if not batchnorm_names(model):
+                raise ModelError(f"mjp finds no patches to shuffle: {error}") from error
+            object.__setattr__(model, "puzzle", Puzzle((CONVOLUTIONAL_GRID,) * 2))
+            return model
+        if parts.position is None or not hasattr(model, "_pos_embed"):
+            raise ModelError(
+                "mjp needs a Vision Transformer with a position embedding it can find; this has "
+                "none."
+            )
+        object.__setattr__(model, "puzzle", Puzzle(parts.grid))
+        self._add_embeddings(model, parts)
+        object.__setattr__(model, "_pos_embed", types.MethodType(_positions, model))
+        return model
+
+    def _add_embeddings(self, model: nn.Module, parts: VitParts) -> None:
+        assert parts.position is not None
+        position = model.get_parameter(parts.position)
+        width = position.shape[-1]
+        if not self.positions:
+            with torch.no_grad():
+                position.zero_()
+            position.requires_grad_(False)
+        if self.unknown and self.positions:
+            model.register_parameter(UNKNOWN, nn.Parameter(torch.zeros(1, 1, width)))
+        if self.index:
+            model.register_parameter(INDEX, nn.Parameter(torch.zeros(1, parts.tokens, width)))
+        if self.dal in ("linear", "mlp") and self.weight > 0 and self.positions:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                model.add_module(HEAD, _head(width, self.dal))
+
+    def protect_batch(
+        self, images: Tensor, labels: Tensor, model: nn.Module, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        puzzle = puzzle_of(model)
+        puzzle.mask = None
+        if float(torch.rand((), generator=rng)) >= self.probability:
+            return images, labels
+        mask = block_mask(puzzle.grid, self.ratio, rng)
+        images = rearrange(images, puzzle.grid, shuffled_order(mask, rng))
+        if self.pixels:
+            images = scramble_pixels(images, puzzle.grid, mask, rng)
+        puzzle.mask = mask.to(images.device)
+        return images, labels
+
+    def penalty(self, model: nn.Module) -> Tensor | None:
+        """Dense absolute localisation: L1 to the grid coordinates, over the unmasked positions."""
+        if self.dal == "none" or self.weight == 0 or not self.positions:
+            return None
+        try:
+            parts = vit_parts(model)
+        except ModelError:
+            return None
+        assert parts.position is not None
+        rows = model.get_parameter(parts.position)[0, parts.prefix_tokens :]
+        truth = coordinates(parts.grid).to(rows)
+        puzzle = puzzle_of(model)
+        if puzzle.mask is not None:
+            rows, truth = rows[~puzzle.mask], truth[~puzzle.mask]
+        if len(rows) < 3:
+            return None
+        return self.weight * (self._localised(model, rows) - truth).abs().sum(1).mean()
+
+    def _localised(self, model: nn.Module, rows: Tensor) -> Tensor:
+        if self.dal == "pca":
+            # The directions are found without a gradient; what is learned is the projection.
+            centred = rows - rows.mean(0)
+            with torch.no_grad():
+                _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+            projected = centred @ directions[:2].T
+            return 0.5 + projected / projected.detach().abs().max().clamp(min=1e-8) / 2
+        found: Tensor = model.get_submodule(HEAD)(rows)
+        return found
+
+
+def _positions(self: Any, tokens: Tensor) -> Tensor:
+    """timm's `_pos_embed`, with the positions of a shuffled batch."""
+    original, mask = type(self)._pos_embed, self.puzzle.mask
+    if mask is None:
+        return original(self, tokens)
+    held = self._parameters["pos_embed"]
+    prefix = held.shape[1] - len(mask)
+    rows = held[:, prefix:]
+    if UNKNOWN in self._parameters:
+        rows = torch.where(mask[None, :, None], self._parameters[UNKNOWN], rows)
+    if INDEX in self._parameters:
+        rows = rows + mask[None, :, None] * self._parameters[INDEX]
+    self._parameters["pos_embed"] = torch.cat([held[:, :prefix], rows], dim=1)
+    try:
+        return original(self, tokens)
+    finally:
+        self._parameters["pos_embed"] = held
+
+
+def puzzle_of(model: nn.Module) -> Puzzle:
+    """The state that `Mjp.prepare_model` gave the model."""
+    found: Puzzle = vars(model)["puzzle"]
+    return found
+
+
+def coordinates(grid: tuple[int, int]) -> Tensor:
+    """Row and column of every patch, each in [0, 1], (N, 2)."""
+    axes = [torch.linspace(0, 1, n) if n > 1 else torch.zeros(1) for n in grid]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
+
+
+def _head(width: int, kind: str) -> nn.Module:
+    if kind == "linear":
+        return nn.Linear(width, 2)
+    return nn.Sequential(
+        nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 2)
+    )

@@ -1,0 +1,195 @@
+"""The masked jigsaw puzzle: what is shuffled, what is hidden, what it costs the closed form."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from attacks import create_attack
+from defenses import create_defense
+from defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
+from defenses.mjp import Mjp, coordinates, puzzle_of
+from fedsim.core.attack import no_progress
+from fedsim.core.errors import ModelError
+from fedsim.core.knowledge import THREATS, View
+from fedsim.core.learning import Protocol, Trail, learn, local_update
+from fedsim.core.metrics import psnr
+from fedsim.core.models import build_model
+from fedsim.core.observation import Observation, Public
+from fedsim.core.spec import DataSpec, ModelSpec, Spec
+from tests.staging import CPU, photos
+
+VIT = ModelSpec(options={"patch_size": 4, "depth": 2, "embed_dim": 96})
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def model(spec: ModelSpec = VIT):
+    return build_model(spec, image_size=32, num_classes=8, seed=0)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2), (4, 4), (8, 8), (14, 14), (3, 7)])
+@pytest.mark.parametrize("ratio", [0.01, 0.1, 0.5, 0.9, 1.0])
+def test_a_mask_has_the_size_that_was_asked_for(grid: tuple[int, int], ratio: float) -> None:
+    patches = grid[0] * grid[1]
+    for seed in range(20):
+        assert int(block_mask(grid, ratio, rng(seed)).sum()) == max(1, int(patches * ratio))
+
+
+def test_only_the_patches_of_the_mask_change_places() -> None:
+    mask = block_mask((8, 8), 0.4, rng(1))
+    order = shuffled_order(mask, rng(2))
+    assert sorted(order.tolist()) == list(range(64))
+    assert torch.equal(order[~mask], torch.arange(64)[~mask])
+    assert not torch.equal(order[mask], torch.arange(64)[mask])
+
+
+def test_patches_come_where_the_order_says() -> None:
+    images = torch.arange(16.0).view(1, 1, 4, 4)
+    moved = rearrange(images, (2, 2), torch.tensor([3, 1, 2, 0]))
+    assert moved[0, 0, :2, :2].tolist() == [[10, 11], [14, 15]]
+    assert moved[0, 0, 2:, 2:].tolist() == [[0, 1], [4, 5]]
+    assert torch.equal(moved[0, 0, :2, 2:], images[0, 0, :2, 2:])
+    assert torch.equal(rearrange(moved, (2, 2), torch.tensor([3, 1, 2, 0])), images)
+
+
+def test_scrambled_pixels_stay_in_their_patch() -> None:
+    images = torch.rand(2, 3, 8, 8)
+    mask = torch.tensor([True, False, False, False])
+    moved = scramble_pixels(images, (2, 2), mask, rng())
+    assert torch.equal(moved[..., 4:], images[..., 4:])
+    corner = images[..., :4, :4].flatten(-2).sort(-1).values
+    assert torch.equal(moved[..., :4, :4].flatten(-2).sort(-1).values, corner)
+    assert not torch.equal(moved, images)
+
+
+def test_without_a_mask_the_model_is_the_one_it_was() -> None:
+    plain, images = model(), torch.rand(2, 3, 32, 32)
+    protected = Mjp().prepare_model(copy.deepcopy(plain))
+    assert torch.equal(plain(images), protected(images))
+    assert "unk_embed" in dict(protected.named_parameters())
+
+
+@pytest.mark.parametrize("options", [{}, {"class_token": False, "global_pool": "avg"}])
+def test_masked_places_get_the_unknown_position(options: dict) -> None:
+    net = Mjp().prepare_model(model(ModelSpec(options={**VIT.options, **options})))
+    names = list(dict(net.named_parameters()))
+    mask = torch.zeros(64, dtype=torch.bool)
+    mask[[3, 17]] = True
+    puzzle_of(net).mask = mask
+    by_hand = copy.deepcopy(net)
+    puzzle_of(by_hand).mask = None
+    with torch.no_grad():
+        net.unk_embed += 0.3
+        prefix = net.pos_embed.shape[1] - 64
+        by_hand.pos_embed[0, prefix:][mask] = 0.3
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.allclose(net(images), by_hand(images), atol=1e-6)
+    assert list(dict(net.named_parameters())) == names
+
+
+def test_positions_of_masked_places_have_no_gradient_and_the_unknown_one_has() -> None:
+    net = Mjp(dal="none", probability=1.0).prepare_model(model())
+    images, labels = photos(32, [70])
+    defense = Mjp(dal="none", probability=1.0)
+    update = local_update(net, [(images, labels)], Protocol(), defenses=[defense], rng=rng(3))
+    rows = update.tensors["pos_embed"][0, 1:].abs().sum(1)
+    assert int((rows == 0).sum()) == 32
+    assert float(update.tensors["unk_embed"].abs().sum()) > 0
+
+
+def test_localisation_is_the_mean_distance_of_the_coordinates() -> None:
+    defense = Mjp(dal="linear", weight=2.0)
+    net = defense.prepare_model(model())
+    with torch.no_grad():
+        for parameter in net.dal_head.parameters():
+            parameter.zero_()
+    by_hand = 2.0 * coordinates((8, 8)).abs().sum(1).mean()
+    assert float(defense.penalty(net)) == pytest.approx(float(by_hand))
+    puzzle_of(net).mask = torch.arange(64) >= 8  # the first row of patches remains
+    first_row = 2.0 * coordinates((8, 8))[:8].abs().sum(1).mean()
+    assert float(defense.penalty(net)) == pytest.approx(float(first_row))
+
+
+@pytest.mark.parametrize("dal", ["pca", "linear", "mlp"])
+def test_localisation_is_learned(dal: str) -> None:
+    defense = Mjp(dal=dal, probability=0.0, weight=1.0)
+    net = defense.prepare_model(model())
+    images, labels = photos(32, [70])
+    before = float(defense.penalty(net))
+    protocol = Protocol(upload="delta", lr=0.05)
+    learn(net, [(images, labels)] * 30, protocol, defenses=[defense], rng=rng())
+    assert float(defense.penalty(net)) < 0.9 * before
+
+
+def test_the_variants_of_the_paper() -> None:
+    images, labels = photos(32, [70])
+    for options in (
+        {"positions": False},
+        {"pixels": True},
+        {"unknown": False},
+        {"index": True},
+        {"dal": "none"},
+    ):
+        defense = Mjp(probability=1.0, **options)
+        net = defense.prepare_model(model())
+        trail = Trail()
+        update = learn(
+            net, [(images, labels)], Protocol(), defenses=[defense], rng=rng(), trail=trail
+        )
+        assert update.is_finite()
+        assert any(entry["stage"] == "batch" for entry in trail.entries)
+    bare = Mjp(positions=False).prepare_model(model()).eval()
+    shuffled = rearrange(images, (8, 8), torch.randperm(64))
+    assert torch.allclose(bare(images), bare(shuffled), atol=1e-5)  # no order without positions
+
+
+def test_before_its_warm_up_is_over_nothing_is_shuffled() -> None:
+    defense = Mjp(probability=1.0, warmup=2)
+    assert [defense.at_round(n).probability for n in (1, 2, 3)] == [0.0, 0.0, 1.0]
+
+
+def test_on_a_convolutional_network_only_the_picture_is_shuffled() -> None:
+    net = Mjp().prepare_model(model(ModelSpec(name="resnet10t")))
+    images, labels = photos(32, [70, 20])
+    moved, same = Mjp(probability=1.0).protect_batch(images, labels, net, rng())
+    assert not torch.equal(moved, images)
+    assert torch.equal(same, labels)
+    assert Mjp().penalty(net) is None
+
+
+def test_a_model_without_patches_or_positions_is_refused() -> None:
+    with pytest.raises(ModelError, match="finds no patches"):
+        Mjp().prepare_model(model(ModelSpec(name="convnet")))
+    without = ModelSpec(options={**VIT.options, "pos_embed": "none"})
+    with pytest.raises(ModelError, match="position embedding it can find"):
+        Mjp().prepare_model(model(without))
+
+
+def test_mjp_takes_the_closed_form_apart_where_it_shuffled() -> None:
+    images, labels = photos(32, [70])
+    defense = Mjp(probability=1.0, dal="none")
+    results = {}
+    for name, defenses in (("plain", []), ("mjp", [defense])):
+        net = defense.prepare_model(model())
+        spec = Spec(data=DataSpec(image_size=32), model=VIT)
+        public = Public.of(spec, num_classes=8)
+        update = local_update(
+            net, [(images, labels)], public.protocol, defenses=defenses, rng=rng(3)
+        )
+        observation = Observation(1, 0, net.state_dict(), update, public)
+        view = View(
+            observation, THREATS["C"].grants, architecture=lambda: defense.prepare_model(model())
+        )
+        attack = create_attack("patch_solve")
+        results[name] = attack.reconstruct(view, device=CPU, progress=no_progress).images
+    assert float(psnr(images, results["plain"])) > 60
+    assert float(psnr(images, results["mjp"])) < 25
+
+
+def test_create_by_name() -> None:
+    assert create_defense("mjp", ratio=0.3) == Mjp(ratio=0.3)
