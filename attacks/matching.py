@@ -37,6 +37,7 @@ from attacks.priors import FeaturePrior, Term
 from attacks.selection import Part, select
 from attacks.spaces import Parametrisation, Pixels
 from fedsim.core.attack import Progress, Reconstruction, no_progress
+from fedsim.core.defense import Informed
 from fedsim.core.errors import AttackError, NotGranted
 from fedsim.core.knowledge import View
 from fedsim.core.learning import Protocol, Update
@@ -62,6 +63,7 @@ class Setting:
     count: int  # images to find
     batches: list[list[int]]  # which of them each local step used, as far as one can know
     local: Literal["single", "unroll", "surrogate"]
+    masked: bool  # zeros of the update were not uploaded
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -106,7 +108,8 @@ class MatchingAttack(ABC):
     ``engine``: how the matching loss is differentiated (see `attacks.matcher`); ``seeds``: starts
     searched side by side, the best match wins; ``init``: where they start; ``labels``: how labels
     are read, or ``joint`` to search them with the images; ``parts`` and ``blocks``: which layers
-    are matched; ``masked``: match only what is not zero in the update; ``local``: how several
+    are matched; ``masked``: match only what is not zero in the update; ``adaptive``: use what is
+    known of the client's defenses; ``local``: how several
     local steps are simulated; ``pictures``: how many images to find, where the protocol does not
     tell; ``patience``: stop after so many steps without a better match; ``checkpoint_seconds``: how
     often a long search writes down where it is. ``optimizer``, ``schedule``, ``langevin``: adam,
@@ -114,7 +117,7 @@ class MatchingAttack(ABC):
     """
 
     uses: ClassVar[frozenset[str]] = frozenset(
-        {"batch_size", "optimizer", "learning_rate", "local_steps", "oracle_labels"}
+        {"batch_size", "optimizer", "learning_rate", "local_steps", "oracle_labels", "defenses"}
     )  # read where they are granted
 
     steps: Count = 400
@@ -133,6 +136,7 @@ class MatchingAttack(ABC):
     parts: list[Part] | None = None
     blocks: tuple[int, int] | None = None
     masked: bool = False
+    adaptive: bool = True
     local: LocalName = "auto"
     pictures: Count | None = None
     patience: Count | None = None
@@ -269,8 +273,9 @@ class MatchingAttack(ABC):
         )
 
     def _setting(self, view: View, device: torch.device) -> Setting:
-        model, update = view.model().to(device), view.update
-        notes: list[str] = []
+        model = view.model().to(device)
+        seen = view.informed(model) if self.adaptive else Informed(view.update)
+        update, notes = seen.update, list(seen.notes)
         if view.grants("batch_size"):
             size = view.batch_size
         else:
@@ -284,7 +289,9 @@ class MatchingAttack(ABC):
         count = pictures or size
         if local != "single":
             count = max(max(rows) for rows in batches) + 1
-        return Setting(view, device, model, update, view.image_size, count, batches, local, notes)
+        masked = self.masked or seen.masked
+        side = view.image_size
+        return Setting(view, device, model, update, side, count, batches, local, masked, notes)
 
     def _local(
         self, view: View, update: Update, batches: list[list[int]], notes: list[str]
@@ -315,7 +322,7 @@ class MatchingAttack(ABC):
             wanted = self._as_gradient(setting, wanted, objective)
         elif setting.update.kind == "gradient" and setting.local == "unroll":
             wanted = {name: -tensor for name, tensor in wanted.items()}  # see _protocol
-        return Target(wanted, masked=self.masked)
+        return Target(wanted, masked=setting.masked)
 
     def _as_gradient(
         self, setting: Setting, delta: dict[str, Tensor], objective: Objective

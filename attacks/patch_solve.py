@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ from attacks.closed_form import ClosedForm, Solved, fold_patches, uploaded
 from attacks.selection import transformer_parts
 from attacks.solvers import RidgeSolution, ridge_solve
 from fedsim.core.attack import Progress
+from fedsim.core.defense import Informed
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.models import VitParts
@@ -37,24 +39,45 @@ class PatchSolve(ClosedForm):
     """``ridge`` None: chosen by generalised cross-validation, without the truth.
 
     ``snap``: pictures are stored in 8 bits, so where the estimate itself lies close to that grid
-    (far closer than chance) it is moved onto it, which makes it exact.
+    (far closer than chance) it is moved onto it, which makes it exact. ``adaptive``: use what is
+    known of the client's defenses; where positions are hidden behind one unknown embedding (MJP),
+    its gradient is one more row, and one patch stands for all that are hidden.
     """
 
-    uses: ClassVar[frozenset[str]] = frozenset({"optimizer", "learning_rate", "local_steps"})
+    uses: ClassVar[frozenset[str]] = frozenset(
+        {"optimizer", "learning_rate", "local_steps", "defenses"}
+    )
 
     ridge: Annotated[float, Field(ge=0)] | None = None
     snap: bool = True
+    adaptive: bool = True
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         parts = transformer_parts(model, "patch_solve")
-        notes: list[str] = []
-        tensors = view.update.tensors
+        seen = view.informed(model) if self.adaptive else Informed(view.update)
+        tensors, notes = seen.update.tensors, list(seen.notes)
         if view.update.kind == "delta":
             tensors = without_decay(view, model, notes)
-        solution = self._system(tensors, parts)
+        tokens, weight = self._system(tensors, parts)
+        hidden = self._hidden(tokens, tensors, parts)
+        if hidden is not None:
+            unknown = tensors[parts.unknown or ""].double().cpu().reshape(1, -1)
+            tokens = torch.cat([tokens[~hidden], unknown])
+        solution = ridge_solve(tokens.T, weight, ridge=self.ridge)  # dW = G^T X, (D, P)
         progress(1, 1, solution.residual)
-        notes += _notes(solution, parts, view.batch_size)
-        return Solved(fold_patches(solution.x, parts), solution.residual, notes)
+        patches = solution.x
+        if hidden is not None:
+            patches = patches[-1:].repeat(parts.tokens, 1)
+            patches[~hidden] = solution.x[:-1]
+        notes += _notes(solution, len(tokens), view.batch_size)
+        return Solved(fold_patches(patches, parts), solution.residual, notes)
+
+    def _hidden(self, tokens: Tensor, update: dict[str, Tensor], parts: VitParts) -> Tensor | None:
+        """The places without a gradient of their own, where an unknown embedding took it."""
+        if not self.adaptive or parts.unknown not in update:
+            return None
+        hidden = (tokens == 0).all(1)
+        return hidden if bool(hidden.any()) else None
 
     def finish(self, image: Tensor, notes: list[str]) -> Tensor:
         if not self.snap or (distance := distance_to_8_bit(image)) >= SNAP_BELOW:
@@ -64,14 +87,15 @@ class PatchSolve(ClosedForm):
         )
         return (image * 255).round().float() / 255
 
-    def _system(self, update: dict[str, Tensor], parts: VitParts) -> RidgeSolution:
+    def _system(self, update: dict[str, Tensor], parts: VitParts) -> tuple[Tensor, Tensor]:
+        """G, (N, D), and dW, (D, P)."""
         if parts.position is None:
             raise AttackError("patch_solve needs a learnable position embedding; there is none.")
         position, weight = uploaded(update, (parts.position, parts.patch_weight), "patch_solve")
-        tokens = position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]  # G, (N, D)
+        tokens = position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
         if not float(tokens.abs().max()) > 0:
             raise AttackError("the position embedding's gradient is zero: nothing to solve.")
-        return ridge_solve(tokens.T, weight.flatten(1), ridge=self.ridge)  # dW = G^T X, (D, P)
+        return tokens, weight.flatten(1)
 
 
 SNAP_BELOW = 0.05  # of a grid step; numbers at random lie 0.25 away on average
@@ -117,7 +141,7 @@ def without_decay(view: View, model: nn.Module, notes: list[str]) -> dict[str, T
 POOR_FIT = 0.05  # relative residual beyond which several pictures must stand behind a delta
 
 
-def _notes(solution: RidgeSolution, parts: VitParts, batch: int) -> list[str]:
+def _notes(solution: RidgeSolution, unknowns: int, batch: int) -> list[str]:
     notes = []
     if batch > 1:
         notes.append(
@@ -129,9 +153,9 @@ def _notes(solution: RidgeSolution, parts: VitParts, batch: int) -> list[str]:
             f"the equations of one image do not fit (residual {solution.residual:.2f}): noise, or "
             f"several images stand behind the update"
         )
-    if solution.rank < parts.tokens:
+    if solution.rank < unknowns:
         notes.append(
-            f"underdetermined: rank {solution.rank} for {parts.tokens} patches; the estimate "
+            f"underdetermined: rank {solution.rank} for {unknowns} patches; the estimate "
             f"leans on the ridge ({solution.ridge:.1e})"
         )
     return notes

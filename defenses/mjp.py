@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
-from fedsim.core.defense import Defense
+from fedsim.core.defense import Defense, Informed
 from fedsim.core.errors import ModelError
 from fedsim.core.models import VitParts, batchnorm_names, vit_parts
 
@@ -123,6 +123,46 @@ class Mjp(Defense):
         if len(rows) < 3:
             return None
         return self.weight * (self._localised(model, rows) - truth).abs().sum(1).mean()
+
+    def counter(self, seen: Informed, model: nn.Module) -> Informed:
+        """Shuffled places have position gradients of exactly zero, but for what the localisation
+        adds, which does not depend on the data: compute it, subtract it, read the mask."""
+        try:
+            position = vit_parts(model).position
+        except ModelError:
+            return seen
+        tensors = dict(seen.update.tensors)
+        if position not in tensors or seen.update.kind != "gradient":
+            return seen
+        assert position is not None
+        puzzle = puzzle_of(model)
+        puzzle.mask = self._read_mask(tensors[position], model)
+        for name, gradient in self._own_gradient(model).items():
+            if name in tensors:
+                tensors[name] = tensors[name] - gradient.to(tensors[name])
+        note = "mjp: this batch was not shuffled"
+        if puzzle.mask is not None:
+            hidden = int(puzzle.mask.sum())
+            note = f"mjp: the mask ({hidden} of {len(puzzle.mask)} patches) read from zero rows"
+        update = replace(seen.update, tensors=tensors)
+        return replace(seen, update=update, notes=(*seen.notes, note))
+
+    def _read_mask(self, gradient: Tensor, model: nn.Module) -> Tensor | None:
+        """The places whose position got no gradient; localisation leaves out the same ones."""
+        grid = puzzle_of(model).grid
+        rows = gradient.reshape(-1, gradient.shape[-1])[-grid[0] * grid[1] :]
+        mask = (rows == 0).all(1)
+        device = next(model.parameters()).device
+        return mask.to(device) if bool(mask.any()) and not bool(mask.all()) else None
+
+    def _own_gradient(self, model: nn.Module) -> dict[str, Tensor]:
+        """What the localisation alone adds to the gradient."""
+        penalty = self.penalty(model)
+        if penalty is None:
+            return {}
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        found = torch.autograd.grad(penalty, list(trained.values()), allow_unused=True)
+        return {n: g for n, g in zip(trained, found, strict=True) if g is not None}
 
     def _localised(self, model: nn.Module, rows: Tensor) -> Tensor:
         if self.dal == "pca":

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedsim.core.defense import Defense
+from fedsim.core.defense import Defense, Informed
 from fedsim.core.learning import Update
 
 
@@ -24,6 +24,10 @@ class TopK(Defense):
 
     def protect_update(self, update: Update, rng: torch.Generator) -> Update:
         return replace(update, tensors={n: self._sparse(t) for n, t in update.tensors.items()})
+
+    def counter(self, seen: Informed, model: nn.Module) -> Informed:
+        """What is zero was not uploaded: match the rest alone."""
+        return replace(seen, masked=True)
 
     def _sparse(self, tensor: Tensor) -> Tensor:
         flat = tensor.flatten()

@@ -19,6 +19,7 @@ from attacks import create_attack
 from attacks.generators import load_generator
 from defenses import create_defenses
 from fedsim.core.attack import Learner, Lesson, Progress, Reconstruction, no_progress
+from fedsim.core.defense import Informed
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import Statistics, Traffic, View, granted_by, sealed
@@ -135,6 +136,15 @@ class Secrets:
     statistics: Statistics | None = None
 
 
+def countered(observation: Observation, model: nn.Module) -> Informed:
+    """The update after every declared defense was countered, the last one first."""
+    declared = [Component.model_validate(d) for d in observation.public.defenses]
+    seen = Informed(observation.update)
+    for defense in reversed(create_defenses(declared)):
+        seen = defense.counter(seen, model)
+    return seen
+
+
 def announced_model(public: Public) -> nn.Module:
     """The architecture the federation agreed on, without weights, declared defenses included."""
     model = build_architecture(
@@ -170,6 +180,7 @@ def _view(observation: Observation, handout: Handout, **own: Any) -> View:
         observation,
         handout.granted,
         architecture=lambda: announced_model(observation.public),
+        counter=partial(countered, observation),
         surrogate=handout.surrogate,
         prior=partial(load_prior, prior) if prior is not None else None,
         generator=partial(load_generator, generator, image_size=side) if generator else None,

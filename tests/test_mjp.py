@@ -19,6 +19,7 @@ from fedsim.core.metrics import psnr
 from fedsim.core.models import build_model
 from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import DataSpec, ModelSpec, Spec
+from fedsim.jobs import announced_model, countered
 from tests.staging import CPU, photos
 
 VIT = ModelSpec(options={"patch_size": 4, "depth": 2, "embed_dim": 96})
@@ -193,3 +194,93 @@ def test_mjp_takes_the_closed_form_apart_where_it_shuffled() -> None:
 
 def test_create_by_name() -> None:
     assert create_defense("mjp", ratio=0.3) == Mjp(ratio=0.3)
+
+
+def observed(defense: Mjp, seed: int = 3):
+    """One picture's gradient under ``defense``, the true mask, and the picture."""
+    images, labels = photos(32, [70])
+    net = defense.prepare_model(model())
+    spec = Spec(
+        data=DataSpec(image_size=32), model=VIT, defenses=[{"name": "mjp", **vars(defense)}]
+    )
+    public = Public.of(spec, num_classes=8)
+    client = copy.deepcopy(net)
+    update = learn(client, [(images, labels)], public.protocol, defenses=[defense], rng=rng(seed))
+    observation = Observation(1, 0, net.state_dict(), update, public)
+    return observation, puzzle_of(client).mask, images
+
+
+def view_of(observation: Observation, threat: str = "C") -> View:
+    return View(
+        observation,
+        THREATS[threat].grants,
+        architecture=lambda: announced_model(observation.public),
+        counter=lambda net: countered(observation, net),
+    )
+
+
+@pytest.mark.parametrize("dal", ["none", "linear", "mlp", "pca"])
+def test_an_informed_server_reads_the_mask_and_takes_the_localisation_out(dal: str) -> None:
+    defense = Mjp(probability=1.0, dal=dal)
+    observation, mask, _ = observed(defense)
+    net = announced_model(observation.public)
+    net.load_state_dict(observation.weights)
+    seen = countered(observation, net)
+    assert torch.equal(puzzle_of(net).mask, mask)
+    plain, _, _ = observed(Mjp(probability=1.0, dal="none"))
+    for name, tensor in plain.update.tensors.items():
+        assert torch.allclose(seen.update.tensors[name], tensor, atol=2e-6)
+    for name in seen.update.tensors.keys() - plain.update.tensors.keys():
+        assert float(seen.update.tensors[name].abs().max()) < 1e-6  # the head's own
+
+
+def test_the_adaptive_closed_form_takes_the_unshuffled_patches_back() -> None:
+    observation, mask, images = observed(Mjp(probability=1.0, ratio=0.3))
+    results = {
+        adaptive: create_attack("patch_solve", adaptive=adaptive).reconstruct(
+            view_of(observation), device=CPU, progress=no_progress
+        )
+        for adaptive in (False, True)
+    }
+    shown = (~mask).view(8, 8).repeat_interleave(4, 0).repeat_interleave(4, 1)
+
+    def kept(result) -> float:
+        apart = ((result.images - images).square() * shown).sum() / (3 * shown.sum())
+        return float(-10 * torch.log10(apart))
+
+    assert kept(results[True]) > kept(results[False]) + 2
+    assert kept(results[True]) > 18
+    assert any("read from zero rows" in note for note in results[True].notes)
+
+
+def test_without_the_knowledge_of_defenses_nothing_is_countered() -> None:
+    observation, _, _ = observed(Mjp(probability=1.0))
+    view = view_of(observation, "B")
+    net = view.model()
+    assert view.informed(net).notes == ()
+    assert puzzle_of(net).mask is None
+    assert "defenses" not in view.ledger
+    knowing = view_of(observation)
+    knowing.informed(knowing.model())
+    assert "defenses" in knowing.ledger
+
+
+def test_matching_simulates_the_mask_it_read() -> None:
+    """With mask and localisation accounted for, the true shuffled picture matches exactly."""
+    from attacks.inverting_gradients import InvertingGradients
+
+    defense = Mjp(probability=1.0, dal="mlp")
+    observation, mask, images = observed(defense)
+    coin = rng(3)
+    coin_state = copy.deepcopy(coin)
+    float(torch.rand((), generator=coin_state))
+    assert torch.equal(block_mask((8, 8), defense.ratio, coin_state), mask)
+    shuffled = rearrange(images, (8, 8), shuffled_order(mask, coin_state))
+    normalised = observation.public.protocol.normalise(shuffled)[None]
+    losses = {}
+    for adaptive in (True, False):
+        attack = InvertingGradients(adaptive=adaptive, engine="double")
+        problem = attack.problem(view_of(observation), CPU)
+        losses[adaptive] = float(problem.matcher.value(normalised, problem.labels))
+    assert losses[True] < 1e-5
+    assert losses[False] > 100 * losses[True]

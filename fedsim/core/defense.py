@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -9,6 +10,15 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from fedsim.core.learning import Update
+
+
+@dataclass(frozen=True)
+class Informed:
+    """An update as a server reads it that knows how the client defends itself."""
+
+    update: Update
+    masked: bool = False  # zeros were not uploaded: they say nothing
+    notes: tuple[str, ...] = ()
 
 
 class Defense:
@@ -50,3 +60,8 @@ class Defense:
     def protect_update(self, update: Update, rng: torch.Generator) -> Update:
         """Change the finished update, the last thing before the upload."""
         return update
+
+    def counter(self, seen: Informed, model: nn.Module) -> Informed:
+        """What an informed server does about this defense: with the update it saw, and with its
+        own copy of the model (prepared, loaded), which it may set up as the client's was."""
+        return seen

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.defense import Informed
 from fedsim.core.errors import NotGranted, SpecError, did_you_mean
 from fedsim.core.learning import Colour, Protocol, Update
 from fedsim.core.notebook import Notebook
@@ -142,6 +143,7 @@ class View:
         prior: Callable[[], PriorModel] | None = None,
         generator: Callable[[], nn.Module] | None = None,
         traffic: Traffic | None = None,
+        counter: Callable[[nn.Module], Informed] | None = None,
         notebook: Notebook | None = None,
         memory: Path | None = None,
         ledger: list[str] | None = None,
@@ -173,6 +175,7 @@ class View:
         self.round, self.client = observation.round, observation.client
         self.notebook = notebook
         self.memory = memory
+        self._counter = counter
 
     @property
     def ledger(self) -> list[str]:
@@ -226,6 +229,14 @@ class View:
     def defenses(self) -> list[dict[str, Any]]:
         value: list[dict[str, Any]] = self._field("defenses")
         return value
+
+    def informed(self, model: nn.Module) -> Informed:
+        """The update as somebody reads it who knows the declared defenses; without that
+        knowledge, as it is. ``model`` is set up as the client's was, as far as this shows."""
+        if not self.grants("defenses") or not self.defenses or self._counter is None:
+            return Informed(self.update)
+        self._field("update")
+        return self._counter(model)
 
     @property
     def surrogate(self) -> Tensor:

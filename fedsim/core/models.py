@@ -166,6 +166,7 @@ class VitParts:
     grid: tuple[int, int]  # patches down, patches across
     patch_size: tuple[int, int]
     prefix_tokens: int  # rows of the position embedding that belong to no patch
+    unknown: str | None = None  # one embedding that stands at places whose position is hidden
 
     @property
     def tokens(self) -> int:
@@ -201,6 +202,7 @@ def vit_parts(model: nn.Module) -> VitParts:
         grid=grid,
         patch_size=(int(projection.kernel_size[0]), int(projection.kernel_size[1])),
         prefix_tokens=prefix,
+        unknown=_named(parameters, "unk_embed"),
     )
 
 
