@@ -107,20 +107,24 @@ def search(
     return state.run()
 
 
-def keep(page: Notebook, found: Found, fingerprint: str) -> None:
+def keep(page: Notebook, found: Found, matcher: Matching, fingerprint: str) -> None:
     """Write down where a search ended, for the next one to start from after a crash."""
     tensors = {f"variable.{i}": v for i, v in enumerate(found.variables)}
     tensors |= {"images": found.images, "labels": found.labels, "by_seed": found.by_seed}
     about = {"loss": found.loss, "trace": found.trace, "steps": found.steps, "notes": found.notes}
-    page.save(tensors, {**about, "fingerprint": fingerprint})
+    state = {"matcher": matcher.state(), "fingerprint": fingerprint}
+    page.save(tensors, {**about, **state})
 
 
-def restored(page: Notebook | None, space: Parametrisation, fingerprint: str) -> Found | None:
+def restored(
+    page: Notebook | None, space: Parametrisation, matcher: Matching, fingerprint: str
+) -> Found | None:
     """Where a search ended before a crash; None where it did not."""
     written = page.load() if page is not None else None
     if written is None or written[1].get("fingerprint") != fingerprint:
         return None
     tensors, about = written
+    matcher.restore(about["matcher"])
     device = space.variables[0].device
     held = {name: tensor.to(device) for name, tensor in tensors.items()}
     return Found(

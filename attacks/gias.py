@@ -23,13 +23,14 @@ from attacks.generators import (
     create_generator,
     latent_size,
     latents_of,
-    takes_labels,
 )
 from attacks.matching import Count, MatchingAttack, Problem, Setting, Stage, Weight
 from attacks.objectives import Objective, ObjectiveName, objective_of
 from attacks.priors import FeaturePrior, Term, total_variation
 from attacks.spaces import Latents, Parametrisation, Pixels, Weights
 from fedsim.core.errors import AttackError, ModelError
+from fedsim.core.knowledge import View
+from fedsim.core.observation import checksum
 
 SpaceName = Literal["x", "z", "w", "z/x", "z/w"]
 Rate = Annotated[float, Field(gt=0)]
@@ -76,6 +77,18 @@ class Gias(MatchingAttack):
             return False
         return self.trained if self.trained is not None else self.space != "w"
 
+    def problem(self, view: View, device: torch.device) -> Problem:
+        if self.labels == "joint":
+            raise AttackError(
+                "labels: joint belongs to pixels alone; a search through a generator reads them."
+            )
+        return super().problem(view, device)
+
+    def check(self, side: int) -> None:
+        """Find out before any round runs whether a fresh generator can be made."""
+        if self.space != "x" and not self._trained:
+            self.fresh(side, seed=0)
+
     def objective(self, setting: Setting) -> Objective:
         return objective_of(self.cost)
 
@@ -87,9 +100,10 @@ class Gias(MatchingAttack):
 
     def stages(self, problem: Problem) -> list[Stage]:
         first, _, then = self.space.partition("/")
-        maker = _Spaces(
-            self, problem, self.generator(problem.setting) if self.space != "x" else None
-        )
+        net = self.generator(problem.setting) if self.space != "x" else None
+        if net is not None:  # latents of one generator mean nothing to another
+            problem.fingerprint += f" {checksum(net.state_dict())}"
+        maker = _Spaces(self, problem, net)
         plan = [(first, self.steps)] + ([(then, self.refine)] if then else [])
         rates = {"x": self.lr, "z": self.lr_z, "w": self.lr_w}
         budget = self.budget()
@@ -143,7 +157,7 @@ class _Spaces:
         return Latents(
             net,
             start,
-            self._labels(net),
+            self.problem.labels,
             setting.normalised,
             centre_of(net, setting.device),
             self.attack.latent,
@@ -152,7 +166,7 @@ class _Spaces:
     def weights(self, before: list[Tensor]) -> Parametrisation:
         net = self._net()
         latents = before[0] if before else self._drawn()
-        return Weights(net, latents, self._labels(net), self.problem.setting.normalised)
+        return Weights(net, latents, self.problem.labels, self.problem.setting.normalised)
 
     def _net(self) -> nn.Module:
         assert self.net is not None
@@ -162,14 +176,6 @@ class _Spaces:
         """Latents at random, (S, B, ...)."""
         setting, net = self.problem.setting, self._net()
         return draw_latents(net, self.attack.seeds, setting.count, setting.view.coin("latents"))
-
-    def _labels(self, net: nn.Module) -> Tensor:
-        labels = self.problem.labels
-        if not labels.is_floating_point():
-            return labels
-        if takes_labels(net):
-            raise AttackError("a conditional generator needs labels; do not search them jointly.")
-        return labels.argmax(-1)
 
 
 def draw_latents(net: nn.Module, seeds: int, count: int, coin: torch.Generator) -> Tensor:

@@ -15,22 +15,24 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from PIL import Image
+from pydantic import Field
 from torch import Tensor, nn
 
 from attacks.engine import Budget, search
-from attacks.generators import generate, load_generator, save_generator
+from attacks.generators import generate, generator_metadata, load_generator, save_generator
 from attacks.gias import Gias, Rate, SpaceName, centre_of, draw_latents
 from attacks.matching import Count, Problem, Setting, Weight
 from attacks.priors import total_variation
 from attacks.spaces import Latents
 from fedsim.core.attack import Lesson, Progress, no_progress
-from fedsim.core.errors import AttackError
+from fedsim.core.errors import AttackError, ObservationError
 from fedsim.core.knowledge import Traffic, View
 from fedsim.core.notebook import Notebook, optimizer_tensors, restore_optimizer
+from fedsim.core.observation import observation_name
 from fedsim.core.spec import GeneratorSpec
 from fedsim.core.store import write_atomically
 
@@ -46,7 +48,8 @@ class Giml(Gias):
     first so many rounds only.
 
     Attacking: as GIAS with the generator as it was ``after`` so many meta-steps; by default
-    after all. A snapshot is kept every ``snapshot`` meta-steps, as a file that GIAS can use.
+    after all. A snapshot is kept every ``snapshot`` meta-steps (by default after each lesson), as
+    a file that GIAS can use.
     """
 
     space: SpaceName = "z"
@@ -64,8 +67,8 @@ class Giml(Gias):
     beta: Rate = 1.0
     outer_lr: Rate = 1e-2
     lessons: Count | None = None
-    after: int | None = None
-    snapshot: Count = 1
+    after: Annotated[int, Field(ge=0)] | None = None
+    snapshot: Count | None = None
 
     @property
     def needs(self) -> frozenset[str]:
@@ -91,6 +94,11 @@ class Giml(Gias):
         if self.after is None:
             return available
         wanted = math.ceil(self.after / self.meta_steps)
+        if self.after % (self.snapshot or self.meta_steps) and self.after % self.meta_steps:
+            raise AttackError(
+                f"giml keeps no generator after {self.after} meta-steps; give a multiple of "
+                f"{self.snapshot or self.meta_steps}, or a smaller snapshot."
+            )
         if wanted > available:
             raise AttackError(
                 f"giml takes {self.meta_steps * available} meta-steps in {available} rounds; "
@@ -111,8 +119,8 @@ class Giml(Gias):
         """The meta-steps of one lesson, from where the memory is."""
         if self.lessons is not None and lesson > self.lessons:
             return Lesson(notes=["learning is over"])
-        if len(traffic) < 2:
-            return Lesson(notes=["one observation only: nothing to learn across"])
+        if not len(traffic):
+            return Lesson(notes=["nothing was observed yet"])
         state = MetaLearner(self, traffic, memory, seed, device)
         return state.run(lesson * self.meta_steps, progress)
 
@@ -126,19 +134,19 @@ class Giml(Gias):
         steps = [int(path.stem.split("-")[1]) for path in kept]
         if not steps or steps[-1] == 0:
             raise AttackError(
-                f"giml has learned nothing: it saw {len(view.traffic)} observation(s), and learns "
-                f"across several."
+                "giml has learned nothing: no update was observed in the rounds of its lessons."
             )
         last = self.after if self.after is not None else steps[-1]
         if last not in steps:
             raise AttackError(
                 f"giml kept no generator after {last} meta-steps; it kept {_listed(steps)}."
             )
+        file = kept[steps.index(last)]
+        seen = generator_metadata(file).get("observations", 0)
         setting.notes.append(
-            f"generator learned from gradients alone, in {last} meta-steps on the traffic of "
-            f"{len(view.traffic)} observations"
+            f"generator learned from gradients alone: {last} meta-steps on {seen} observations"
         )
-        chosen = GeneratorSpec(checkpoint=str(kept[steps.index(last)]))
+        chosen = GeneratorSpec(checkpoint=str(file))
         return load_generator(chosen, image_size=setting.side).to(setting.device)
 
 
@@ -152,8 +160,8 @@ class MetaLearner:
         self.seed, self.device = seed, device
         self.page = Notebook(memory / "state.safetensors")
         self.ledger: list[str] = []
-        first = traffic.open(*traffic.addresses[0])
-        self.side = first.image_size
+        self.skipped: list[str] = []
+        self.side = self._side()
         self.net = attack.fresh(self.side, seed=seed % 2**31).to(device)
         self.weights = list(self.net.parameters())
         self.outer = torch.optim.Adam(self.weights, lr=attack.outer_lr)
@@ -170,7 +178,10 @@ class MetaLearner:
             loss = self.meta_step()
             progress(self.step - until + self.attack.meta_steps, self.attack.meta_steps, loss)
         return Lesson(
-            steps=self.step, losses=self.losses[began:], ledger=self.ledger, notes=[self.words]
+            steps=self.step,
+            losses=self.losses[began:],
+            ledger=self.ledger,
+            notes=[*dict.fromkeys(self.skipped), self.words],
         )
 
     @property
@@ -182,7 +193,7 @@ class MetaLearner:
     def meta_step(self) -> float:
         """Latents of every task, shared steps of the weights, one move; the mean matching loss."""
         coin = torch.Generator().manual_seed((self.seed + 7919 * (self.step + 1)) % 2**63)
-        problems = [self._problem(view) for view in self._draw(coin)]
+        problems = self._tasks(coin)
         found = [self._latents(problem, coin) for problem in problems]
         self.spread = self._spread([latents for latents, _ in found])
         before = [weight.detach().clone() for weight in self.weights]
@@ -194,10 +205,30 @@ class MetaLearner:
         self._write()
         return loss
 
-    def _draw(self, coin: torch.Generator) -> list[View]:
-        count = min(self.attack.tasks, len(self.traffic))
-        rows = torch.randperm(len(self.traffic), generator=coin)[:count].tolist()
-        return [self.traffic.open(*self.traffic.addresses[row]) for row in rows]
+    def _tasks(self, coin: torch.Generator) -> list[Problem]:
+        """Observations at random; one that cannot be used is passed over, and told."""
+        count, found = min(self.attack.tasks, len(self.traffic)), list[Problem]()
+        for row in torch.randperm(len(self.traffic), generator=coin).tolist():
+            address = self.traffic.addresses[row]
+            try:
+                found.append(self._problem(self.traffic.open(*address)))
+            except (AttackError, ObservationError) as error:
+                self.skipped.append(f"{observation_name(*address)} was passed over: {error}")
+            if len(found) == count:
+                break
+        if not found:
+            raise AttackError(f"no observation can be learned from: {self.skipped[-1]}")
+        return found
+
+    def _side(self) -> int:
+        """The size of the pictures, from the first observation that opens."""
+        problems = []
+        for address in self.traffic.addresses:
+            try:
+                return self.traffic.open(*address).image_size
+            except ObservationError as error:
+                problems.append(str(error))
+        raise AttackError(f"no observation can be opened: {problems[0]}")
 
     def _problem(self, view: View) -> Problem:
         # Whether first-order derivatives can be trusted is asked once, of the first task.
@@ -214,7 +245,7 @@ class MetaLearner:
         space = Latents(
             self.net,
             draw_latents(self.net, 1, setting.count, coin),
-            self._labels(problem),
+            problem.labels,
             setting.normalised,
             centre_of(self.net, self.device),
             attack.latent,
@@ -239,7 +270,7 @@ class MetaLearner:
             optimizer.zero_grad(set_to_none=True)
             values = []
             for problem, z in zip(problems, latents, strict=True):
-                made = generate(self.net, z.flatten(0, 1), self._labels(problem).flatten())
+                made = generate(self.net, z.flatten(0, 1), problem.labels.flatten())
                 images = problem.setting.normalised(made)[None]
                 match = problem.matcher(images.detach(), problem.labels)
                 tv = attack.tv * total_variation(images).sum()
@@ -273,18 +304,17 @@ class MetaLearner:
         ratio = (found - centre).square().mean() / (usual - centre).square().mean()
         return float(ratio.sqrt())
 
-    def _labels(self, problem: Problem) -> Tensor:
-        labels = problem.labels
-        return labels.argmax(-1) if labels.is_floating_point() else labels
-
     # -- what is kept -------------------------------------------------------------------------
 
     def _write(self) -> None:
         """State, snapshot and samples after a meta-step; the state last, so that it counts."""
-        self.samples = torch.cat([self.samples, self._sample()[None]])
         self.memory.mkdir(parents=True, exist_ok=True)
         attack = self.attack
-        if self.step % attack.snapshot == 0 or self.step % attack.meta_steps == 0:
+        if self.step % (attack.snapshot or attack.meta_steps) == 0 or (
+            self.step % attack.meta_steps == 0
+        ):
+            self.samples = torch.cat([self.samples, self._sample()[None]])
+            draw_samples(self.samples, self.memory / "samples.png")
             save_generator(
                 self.memory / f"step-{self.step:05d}.safetensors",
                 attack.architecture,
@@ -292,8 +322,8 @@ class MetaLearner:
                 self.net,
                 learned_from="gradients alone",
                 meta_steps=self.step,
+                observations=len(self.traffic) if self.step else 0,
             )
-        draw_samples(self.samples, self.memory / "samples.png")
         tensors = {f"w.{i}": weight.detach() for i, weight in enumerate(self.weights)}
         tensors |= optimizer_tensors(self.outer) | {"samples": self.samples}
         self.page.save(tensors, self._about())

@@ -36,9 +36,10 @@ class Joint(InvertingGradients):
     def problem(self, view: View, device: torch.device) -> Problem:
         if self.labels == "joint":
             raise AttackError("joint inversion tells images apart by their labels; recover them.")
-        before = [v for v in view.traffic.views(client=view.client) if v.round < view.round]
+        traffic = view.traffic
+        before = [at for at in traffic.addresses if at[1] == view.client and at[0] < view.round]
         wanted = len(before) if self.rounds is None else self.rounds - 1
-        views = [view, *list(reversed(before))[:wanted]]
+        views = [view, *[traffic.open(*at) for at in list(reversed(before))[:wanted]]]
         problems = [super(Joint, self).problem(v, device) for v in views]
         rows, classes = share_images([p.labels[0].tolist() for p in problems])
         labels = torch.tensor(classes, device=device).expand(self.seeds, -1)

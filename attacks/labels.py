@@ -75,7 +75,7 @@ def recover_labels(
     """
     head = HeadUpdate.of(update, model)
     if rule == "auto":
-        rule = _choose(head, update, protocol)
+        rule = _choose(head, update, protocol, count)
     if rule == "steps":
         if protocol is None:
             raise AttackError("labels: steps needs the client's optimiser, which is not known.")
@@ -95,9 +95,11 @@ def recover_labels(
     return labels_by_sum(head.weight, count)
 
 
-def _choose(head: HeadUpdate, update: Update, protocol: Protocol | None) -> Rule:
+def _choose(head: HeadUpdate, update: Update, protocol: Protocol | None, count: int) -> Rule:
     if head.weight is not None and head.bias is not None and sparse(head.bias):
-        return "rows" if one_signed(head.weight) >= _ONE_SIGN else "min"
+        if one_signed(head.weight) >= _ONE_SIGN:
+            return "rows"
+        return "min" if count <= len(head.weight) else "bias"
     known = protocol is not None and protocol.optimizer == "sgd" and protocol.clip is None
     if update.kind == "delta" and known and head.bias is not None and head.weight is not None:
         return "steps"

@@ -224,7 +224,7 @@ class MatchingAttack(ABC):
         trial = torch.randn(shape, generator=view.coin("trial")).to(device)
         matcher, words = choose_way(make, self.engine, trial, labels[:2])
         setting.notes.append(words)
-        told = f"{self} {sorted(target.names)} {matcher.way}"
+        told = f"{self} {sorted(target.names)} {matcher.way} {sorted(view.granted)}"
         return Problem(setting, matcher, labels, told)
 
     def _search(self, problem: Problem, progress: Progress) -> Found:
@@ -236,7 +236,7 @@ class MatchingAttack(ABC):
         for stage in stages:
             space = stage.space(found.variables if found is not None else [])
             page = view.notebook.page(f"{stage.name}-done") if view.notebook else None
-            found = restored(page, space, problem.fingerprint)
+            found = restored(page, space, problem.matcher, problem.fingerprint)
             if found is None:
                 found = search(
                     problem.matcher,
@@ -250,7 +250,7 @@ class MatchingAttack(ABC):
                     fingerprint=f"{stage.name} {problem.fingerprint}",
                 )
                 if page is not None and stage is not stages[-1]:
-                    keep(page, found, problem.fingerprint)
+                    keep(page, found, problem.matcher, problem.fingerprint)
             trace += [(at + step, loss) for step, loss in found.trace]
             at += stage.budget.steps
         assert found is not None

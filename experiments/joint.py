@@ -73,7 +73,7 @@ def attacked(
             architecture=lambda: build_architecture(
                 setting.model, image_size=size, num_classes=classes
             ),
-            traffic=traffic,
+            traffic=(lambda: traffic) if traffic is not None else None,
         )
 
     held = {(o.round, o.client): o for o in seen}

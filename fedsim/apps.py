@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from clients.app import ClientSide, make_client_app
 from fedsim.core.spec import Spec, load_spec
 from fedsim.core.store import Run
-from fedsim.planning import prepare
+from fedsim.planning import observed_rounds, prepare
 from fedsim.server import AdversarialStrategy, create_strategy
 
 
@@ -38,5 +38,11 @@ def serve(grid: Grid, context: Context) -> None:
     """Every round of the spec, captured."""
     plan = prepare(_spec(context))
     run = Run.create(_output(context), plan.spec)
-    strategy = AdversarialStrategy(create_strategy(plan.spec), plan.spec, run, plan.public)
+    strategy = AdversarialStrategy(
+        create_strategy(plan.spec),
+        plan.spec,
+        run,
+        plan.public,
+        rounds=observed_rounds(plan.spec),
+    )
     strategy.run_rounds(grid, plan.initial)

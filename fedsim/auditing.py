@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import threading
 import time
@@ -26,6 +27,7 @@ from fedsim.planning import (
     labelled_attacks,
     lessons_of,
     load_surrogate,
+    memories,
     observed_rounds,
     prepare,
     victims,
@@ -108,7 +110,7 @@ def conclude(run: Run, *, seconds: float | None = None, watch: Watch | None = No
             "spec_digest": spec.digest(),
             "threat": spec.threat.model,
             "oracle_labels": spec.threat.oracle_labels,
-            "verdicts": summarise(scores, spec, labels, _ledgers(jobs), failed),
+            "verdicts": summarise(scores, spec, labels, _ledgers(run, jobs), failed),
             "failed_jobs": failed,
             "events": run.events(),
             "unavailable": {
@@ -172,13 +174,17 @@ def _note_skipped(run: Run, spec: Spec) -> None:
             run.note("pictures_skipped", f"{len(skipped)} damaged pictures were skipped: {names}")
 
 
-def _ledgers(jobs: list[Job]) -> dict[str, list[str]]:
+def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:
     """What each attack read, over all its jobs."""
     read: dict[str, list[str]] = {}
     for job in jobs:
         if job.result.is_file():
             own = read.setdefault(job.label, [])
             own += [field for field in Reconstruction.load(job.result).ledger if field not in own]
+    for label, memory in memories(run, run.spec).items():  # what it learned from counts as well
+        for lesson in sorted(memory.glob("lesson-????.json")):
+            own = read.setdefault(label, [])
+            own += [f for f in json.loads(lesson.read_text())["ledger"] if f not in own]
     return read
 
 

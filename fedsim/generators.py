@@ -55,10 +55,11 @@ def train(
     labels = None
     if takes_labels(generator):
         labels = torch.tensor(pictures.labels[chosen])
-        if int(labels.max()) >= int(built["num_classes"]):
+        known = int(getattr(generator, "num_classes", 0) or 0)
+        if int(labels.max()) >= known:
             raise ModelError(
-                f"'{data}' has {int(labels.max()) + 1} classes and the generator "
-                f"{built['num_classes']}; give num_classes as many."
+                f"'{data}' has {int(labels.max()) + 1} classes and the generator {known}; give "
+                f"num_classes as many."
             )
 
     def save(net: nn.Module, step: int) -> None:

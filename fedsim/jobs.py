@@ -21,7 +21,7 @@ from defenses import create_defenses
 from fedsim.core.attack import Learner, Lesson, Progress, Reconstruction, no_progress
 from fedsim.core.defense import Informed
 from fedsim.core.device import resolve_device
-from fedsim.core.errors import AttackError
+from fedsim.core.errors import AttackError, NotGranted
 from fedsim.core.knowledge import Statistics, Traffic, View, granted_by, sealed
 from fedsim.core.models import build_architecture
 from fedsim.core.notebook import Notebook
@@ -161,15 +161,15 @@ def traffic_of(
     observations: Path, handout: Handout, until: int, seed: int, ledger: list[str] | None = None
 ) -> Traffic:
     """The observations of all rounds up to ``until``, without those that are not finite."""
-    found = [path for path in list_observations(observations) if is_finite(path)]
-    addresses = [address_of(path) for path in found]
+    paths = [path for path in list_observations(observations) if address_of(path)[0] <= until]
+    addresses = tuple(address_of(path) for path in paths if is_finite(path))
 
     def open_(round_: int, client: int) -> View:
         path = observations / f"{observation_name(round_, client)}.json"
         own = seed ^ (round_ << 20) ^ client
         return _view(read_observation(path), handout, seed=own, ledger=ledger)
 
-    return Traffic(tuple(a for a in addresses if a[0] <= until), open_)
+    return Traffic(addresses, open_)
 
 
 def _view(observation: Observation, handout: Handout, **own: Any) -> View:
@@ -192,6 +192,8 @@ def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) ->
     """Give one lesson here and now."""
     attack = create_attack(job.attack.name, **job.attack.params)
     assert isinstance(attack, Learner)
+    if "traffic" not in handout.granted:
+        raise NotGranted(f"{job.name} needs the traffic, which the threat model does not grant.")
     seed, ledger = job.seed(handout.seed), list[str]()
     traffic = traffic_of(job.observations, handout, job.round, seed, ledger)
     began = time.perf_counter()
@@ -220,7 +222,7 @@ def perform(
         handout,
         oracle_labels=secrets.labels,
         batch_statistics=secrets.statistics,
-        traffic=traffic_of(job.observations, handout, job.round, seed, ledger),
+        traffic=partial(traffic_of, job.observations, handout, job.round, seed, ledger),
         notebook=Notebook(job.notebook),
         memory=job.memory,
         ledger=ledger,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,14 @@ def attack_offline(
     handout = Handout(spec.threat, spec.seed, spec.engine.device)
     pool = InlinePool(spec, handout, watch, lambda job: Secrets())
     lessons = _lessons(found[0].parents[1].absolute(), results, component)
-    for lesson in lessons:
+    for lesson in lessons:  # afresh, like the attacks: with this threat model, on this traffic
+        if lesson.lesson == 1:
+            shutil.rmtree(lesson.memory, ignore_errors=True)
         pool.submit(lesson)
     for job in jobs:
         job.result.unlink(missing_ok=True)
-        job.notebook.unlink(missing_ok=True)
+        for page in job.notebook.parent.glob(f"{job.notebook.stem}*"):
+            page.unlink()
         if lessons:
             job = replace(job, memory=lessons[-1].memory, requires=lessons[-1].result)
         pool.submit(job)

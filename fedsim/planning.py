@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from attacks import create_attack
-from attacks.generators import generator_metadata, load_generator
+from attacks.generators import generator_metadata, load_generator, takes_labels
+from attacks.gias import Gias
 from clients.datasets import load_images
 from clients.shards import check_shards, images_of
 from defenses import create_defenses
-from fedsim.core.attack import Learner
+from fedsim.core.attack import Attack, Learner
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import NotGranted, SpecError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by
@@ -24,7 +25,7 @@ from fedsim.core.observation import Public
 from fedsim.core.prior_networks import load_prior
 from fedsim.core.spec import Component, DataSpec, Spec
 from fedsim.core.store import Run
-from fedsim.jobs import Handout, Job, LessonJob
+from fedsim.jobs import Job, LessonJob
 from fedsim.server import cohort, create_strategy
 from fedsim.verdict import BASELINE
 
@@ -51,7 +52,7 @@ def prepare(spec: Spec) -> Plan:
     check_shards(spec)
     _check_surrogate(spec)
     _check_prior(spec)
-    _check_generator(spec)
+    _check_generator(spec, classes)
     for _, component in labelled_attacks(spec):
         _check_lessons(component, spec)
     model = build_model(
@@ -66,15 +67,20 @@ def prepare(spec: Spec) -> Plan:
 def check_needs(component: Component, spec: Spec) -> None:
     """Refuse an attack that needs what the threat model does not grant."""
     attack = create_attack(component.name, **component.params)
-    granted = Handout(spec.threat, 0, "cpu").granted
-    lacking = sorted(attack.needs - granted)
+    granted, needs = granted_by(spec.threat), needs_of(attack)
+    lacking = sorted(needs - granted)
     if lacking:
-        enough = [t.letter for t in THREATS.values() if attack.needs <= t.grants]
+        enough = [t.letter for t in THREATS.values() if needs <= t.grants]
         advice = f"; threat {enough[0]} does" if enough else ""
         raise NotGranted(
             f"the attack '{component.name}' needs {', '.join(lacking)} ({FIELDS[lacking[0]]}), "
             f"which threat {spec.threat.model} does not grant{advice}."
         )
+
+
+def needs_of(attack: Attack) -> frozenset[str]:
+    """What an attack cannot do without; a learner cannot without the traffic."""
+    return attack.needs | ({"traffic"} if isinstance(attack, Learner) else frozenset())
 
 
 def labelled_attacks(spec: Spec) -> list[tuple[str, Component]]:
@@ -143,11 +149,23 @@ def learners(spec: Spec) -> dict[str, tuple[str, Component]]:
     return found
 
 
+def memories(run: Run, spec: Spec) -> dict[str, Path]:
+    """The memory of every attack that learns, by its label; none where there is no such folder."""
+    if not run.learned.is_dir():
+        return {}
+    found = {}
+    for label, component in labelled_attacks(spec):
+        attack = create_attack(component.name, **component.params)
+        if isinstance(attack, Learner):
+            found[label] = run.learned / attack.learner
+    return found
+
+
 def observed_rounds(spec: Spec) -> list[int]:
     """The rounds whose observations are kept: the attacked ones, and all where an attack uses
     the traffic between them."""
     attacks = [create_attack(c.name, **c.params) for _, c in labelled_attacks(spec)]
-    if any("traffic" in attack.needs for attack in attacks):
+    if any("traffic" in needs_of(attack) for attack in attacks):
         return list(range(1, spec.train.rounds + 1))
     return spec.audited_rounds
 
@@ -195,13 +213,25 @@ def _check_prior(spec: Spec) -> None:
     load_prior(spec.threat.prior)
 
 
-def _check_generator(spec: Spec) -> None:
+def _check_generator(spec: Spec, classes: int) -> None:
     source = spec.threat.generator
+    attacks = [create_attack(c.name, **c.params) for _, c in labelled_attacks(spec)]
+    for attack in attacks:
+        if isinstance(attack, Gias):
+            attack.check(spec.data.image_size)
+        if source is None and "generator" in attack.needs:
+            raise SpecError(
+                "an attack needs a trained generator; say where it is: "
+                "threat.generator.checkpoint=FILE."
+            )
     if source is None:
         return
     if "generator" not in granted_by(spec.threat):
         raise SpecError(f"threat {spec.threat.model} grants no generator; threat D does.")
-    load_generator(source, image_size=spec.data.image_size)
+    generator = load_generator(source, image_size=spec.data.image_size)
+    known = int(getattr(generator, "num_classes", 0) or 0)
+    if takes_labels(generator) and known < classes:
+        raise SpecError(f"the generator knows {known} classes and the clients have {classes}.")
     trained_on = generator_metadata(Path(source.checkpoint)).get("trained_on")
     if trained_on == {"name": spec.data.name, "path": spec.data.path}:
         raise SpecError(

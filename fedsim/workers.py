@@ -7,13 +7,13 @@ go on.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -52,6 +52,7 @@ class Pool(ABC):
             secrets,
         )
         self.held: list[AnyJob] = []
+        self.failed: dict[Path, tuple[str, str]] = {}  # result that never came: kind and reason
         self._lock = threading.Lock()
 
     def submit(self, job: AnyJob) -> None:
@@ -61,7 +62,11 @@ class Pool(ABC):
         self.watcher.queued(job)
         with self._lock:
             waits = job.requires is not None and not job.requires.exists()
-            (self.held.append if waits else self._queue)(job)
+            failed = self.failed.get(job.requires) if waits and job.requires else None
+            if failed is None:
+                (self.held.append if waits else self._queue)(job)
+        if failed is not None:
+            self._fail(job, *failed)
 
     @abstractmethod
     def _queue(self, job: AnyJob) -> None:
@@ -75,30 +80,36 @@ class Pool(ABC):
     def close(self) -> None:
         """Let go of what the pool holds; jobs still queued stay undone."""
 
-    def _release(self, settled: AnyJob) -> None:
-        """Let start what waited for this job; if it failed, so do they."""
-        with self._lock:
-            waiting = [job for job in self.held if job.requires == settled.result]
-            self.held = [job for job in self.held if job not in waiting]
-            if settled.result.exists():
-                for job in waiting:
-                    self._queue(job)
-                return
-        reason = json.loads(settled.failure.read_text())
-        for job in waiting:
-            self._fail(job, reason["kind"], f"{settled.name} failed: {reason['reason']}")
+    def _waiting(self, settled: AnyJob) -> list[AnyJob]:
+        """Those that waited for this job, no longer held."""
+        waiting = [job for job in self.held if job.requires == settled.result]
+        self.held = [job for job in self.held if job not in waiting]
+        return waiting
 
-    def _abandon(self) -> None:
-        """Fail what waits for a job that nobody submitted."""
-        for job in self.held:
-            self._fail(job, "fault", f"what it waits for never came: {job.requires}")
-        self.held = []
+    def _done(self, job: AnyJob) -> None:
+        """Let start what waited for this job."""
+        self.watcher.finished(job, None)
+        with self._lock:
+            for waiting in self._waiting(job):
+                self._queue(waiting)
 
     def _fail(self, job: AnyJob, kind: str, reason: str) -> None:
+        """Write down why a job cannot be done; what waits for it cannot either."""
         about = {"job": job.name, "attack": job.label, "kind": kind, "reason": reason}
         write_json(job.failure, about)
         self.watcher.finished(job, reason)
-        self._release(job)
+        with self._lock:
+            told = (kind, f"{job.name} failed: {reason}")
+            self.failed[job.result] = told
+            waiting = self._waiting(job)
+        for other in waiting:
+            self._fail(other, *told)
+
+    def _abandon(self) -> None:
+        """Fail what waits for a job that nobody submitted."""
+        while self.held:
+            job = self.held.pop(0)
+            self._fail(job, "fault", f"what it waits for never came: {job.requires}")
 
     def _secrets(self, job: AnyJob) -> Secrets:
         """What of the truth the threat model grants; a lesson is given without any."""
@@ -111,14 +122,14 @@ class Pool(ABC):
             try:
                 attempt().save(job.result)
                 job.failure.unlink(missing_ok=True)
-                self.watcher.finished(job, None)
-                self._release(job)
-                return
             except FedsimError as error:  # the attack's last word: no retry would help
                 kind, reason = _kind(error), str(error)
                 break
             except Exception as error:
                 reason = _crash(error)
+            else:
+                self._done(job)
+                return
         self._fail(job, kind, reason)
 
 

@@ -263,7 +263,7 @@ def test_more_rounds_of_the_same_pictures_show_more() -> None:
     def open_(round_: int, client: int) -> View:
         return view_of(observations[round_, client], "C")
 
-    view = view_of(observations[4, 0], "C", traffic=Traffic(tuple(observations), open_))
+    view = view_of(observations[4, 0], "C", traffic=lambda: Traffic(tuple(observations), open_))
     results = [
         create_attack("joint", rounds=n, steps=200, tv=1e-3).reconstruct(
             view, device=CPU, progress=no_progress
@@ -277,7 +277,7 @@ def test_more_rounds_of_the_same_pictures_show_more() -> None:
 
 def test_joint_inversion_needs_labels() -> None:
     observations, _ = rounds_of_one_client(1)
-    view = view_of(observations[1, 0], "C", traffic=Traffic((), lambda r, c: None))
+    view = view_of(observations[1, 0], "C", traffic=lambda: Traffic((), lambda r, c: None))
     with pytest.raises(AttackError, match="tells images apart by their labels"):
         create_attack("joint", labels="joint").reconstruct(view, device=CPU, progress=no_progress)
 

@@ -17,16 +17,18 @@ from attacks.generators import generate, load_generator
 from attacks.giml import Giml, MetaLearner, draw_samples, read_memory
 from fedsim.auditing import audit
 from fedsim.core.attack import Learner, no_progress
-from fedsim.core.errors import AttackError, SpecError
-from fedsim.core.knowledge import Traffic
-from fedsim.core.spec import GeneratorSpec, Spec, load_spec
+from fedsim.core.errors import AttackError, NotGranted, ObservationError, SpecError
+from fedsim.core.knowledge import Traffic, View
+from fedsim.core.spec import Component, GeneratorSpec, Spec, load_spec
 from fedsim.core.store import Run
-from fedsim.jobs import Handout, LessonJob, teach, traffic_of
+from fedsim.jobs import Handout, LessonJob, Secrets, teach, traffic_of
 from fedsim.offline import attack_offline
 from fedsim.planning import after_lessons, jobs_of, lessons_of, observed_rounds, prepare, victims
+from fedsim.watch import Silent
+from fedsim.workers import InlinePool
 
 TINY = "options: {latent_size: 4, width: 4}, task_steps: 3, shared_steps: 2, tasks: 2"
-GIML = f"{{name: giml, {TINY}, meta_steps: 2, steps: 4, seeds: 1}}"
+GIML = f"{{name: giml, {TINY}, meta_steps: 2, snapshot: 1, steps: 4, seeds: 1}}"
 
 
 def spec_of(*overrides: str) -> Spec:
@@ -124,6 +126,7 @@ def test_a_lesson_that_was_cut_goes_on_after_its_last_meta_step(
         task_steps=2,
         shared_steps=2,
         meta_steps=4,
+        snapshot=1,
         outer=outer,
     )
     device = torch.device("cpu")
@@ -183,23 +186,115 @@ def test_one_observation_is_refused() -> None:
         prepare(spec_of(alone, "audit={}"))
 
 
-def test_a_first_round_with_one_client_only_delays_the_learning(run: Run, tmp_path: Path) -> None:
+def test_one_observation_is_a_task_and_none_is_no_lesson(run: Run, tmp_path: Path) -> None:
     all_ = traffic(run)
-    alone = Traffic(all_.addresses[:1], all_.open)
     attack = Giml(options={"latent_size": 4, "width": 4}, meta_steps=1, task_steps=1)
     device = torch.device("cpu")
-    lesson = attack.learn(alone, 1, tmp_path, seed=0, device=device, progress=no_progress)
-    assert lesson.steps == 0
-    assert "one observation only" in lesson.notes[0]
+    for addresses, steps in ((all_.addresses[:1], 1), ((), 0)):
+        lesson = attack.learn(
+            Traffic(addresses, all_.open),
+            1,
+            tmp_path / str(steps),
+            seed=0,
+            device=device,
+            progress=no_progress,
+        )
+        assert lesson.steps == steps
+
+
+def test_an_observation_that_cannot_be_used_is_passed_over_and_told(
+    run: Run, tmp_path: Path
+) -> None:
+    all_ = traffic(run)
+
+    def open_(round_: int, client: int) -> View:
+        if (round_, client) == all_.addresses[0]:
+            raise ObservationError("the observation is damaged.")
+        return all_.open(round_, client)
+
+    attack = Giml(
+        options={"latent_size": 4, "width": 4}, meta_steps=1, task_steps=1, tasks=len(all_)
+    )
+    lesson = attack.learn(
+        Traffic(all_.addresses, open_),
+        1,
+        tmp_path,
+        seed=0,
+        device=torch.device("cpu"),
+        progress=no_progress,
+    )
+    assert lesson.steps == 1
+    assert "passed over: the observation is damaged" in lesson.notes[0]
+
+
+class Hopeless(Giml):
+    """A learner whose lessons all decline."""
+
+    def learn(self, *args, **kwargs):
+        raise AttackError("nothing can be learned.")
 
 
 def test_a_failed_lesson_fails_the_attacks_that_wait_for_it(tmp_path: Path) -> None:
-    broken = "{name: giml, architecture: dcgan, meta_steps: 1, options: {width: -3}}"
-    run = audit(spec_of(f"attacks=[{broken}]"), tmp_path / "run")
-    reasons = [job["reason"] for job in run.summary["failed_jobs"]]
-    assert len(reasons) == 2
-    assert all("lesson 3 of giml failed: lesson 2 of giml failed: lesson 1" in r for r in reasons)
+    run = audit(spec_of("attacks=[{name: 'tests.test_giml:Hopeless'}]"), tmp_path / "run")
+    failed = run.summary["failed_jobs"]
+    assert len(failed) == 2
+    for job in failed:
+        assert job["kind"] == "declined"
+        assert "lesson 3 of Hopeless failed: lesson 2 of Hopeless failed: lesson 1" in job["reason"]
+        assert job["reason"].endswith("nothing can be learned.")
     assert (run.root / "report.html").is_file()
+
+
+class Watching(Silent):
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.queued_jobs: list[str] = []
+        self.finished_jobs: list[str] = []
+
+    def queued(self, job) -> None:
+        self.queued_jobs.append(job.name)
+
+    def finished(self, job, failure) -> None:
+        self.finished_jobs.append(job.name)
+
+
+def test_what_comes_after_a_failure_fails_at_once_and_only_once(run: Run, tmp_path: Path) -> None:
+    watch = Watching()
+    pool = InlinePool(run.spec, Handout(run.spec.threat, 0, "cpu"), watch, lambda job: Secrets())
+    hopeless = Component(name="tests.test_giml:Hopeless")
+    first = LessonJob(run.observations, tmp_path, hopeless, "h", 1, 1)
+    second = LessonJob(run.observations, tmp_path, hopeless, "h", 2, 2, first.result)
+    third = LessonJob(run.observations, tmp_path, hopeless, "h", 3, 3, second.result)
+    pool.submit(first)
+    pool.drain()
+    pool.submit(third)  # in any order
+    pool.submit(second)
+    pool.drain()
+    assert sorted(watch.finished_jobs) == sorted(watch.queued_jobs)
+    reason = json.loads(third.failure.read_text())
+    assert reason["kind"] == "declined"
+    assert "nothing can be learned" in reason["reason"]
+    orphan = LessonJob(run.observations, tmp_path, hopeless, "h", 9, 3, tmp_path / "never.json")
+    pool.submit(orphan)
+    pool.drain()
+    assert "never came" in json.loads(orphan.failure.read_text())["reason"]
+
+
+def test_mistakes_of_a_generator_are_found_before_any_round() -> None:
+    for params, words in (
+        ("architecture: dcgam", "did you mean 'dcgan'"),
+        ("options: {width: -3}", "cannot be built|does not take"),
+        ("after: 3, meta_steps: 2, snapshot: 2", "keeps no generator after 3"),
+    ):
+        with pytest.raises(AttackError, match=words):
+            prepare(spec_of(f"attacks=[{{name: giml, {params}}}]"))
+    with pytest.raises(AttackError, match="power of two"):
+        prepare(spec_of("data={image_size: 20, clients: 3}"))
+    with pytest.raises(SpecError, match="say where it is"):
+        prepare(spec_of("threat=D", "attacks=[{name: gias}]"))
+    with pytest.raises(AttackError, match="labels: joint belongs to pixels"):
+        Giml(labels="joint").problem(None, torch.device("cpu"))
 
 
 def test_resuming_gives_the_same_numbers(run: Run, tmp_path: Path) -> None:
@@ -239,6 +334,13 @@ def test_the_report_shows_what_was_learned(run: Run) -> None:
     assert "learned from gradients alone" in page
 
 
+def ancestors(process: Path) -> list[int]:
+    """The processes that a process of /proc descends from."""
+    lines = (process / "status").read_text().splitlines()
+    parent = int(next(line for line in lines if line.startswith("PPid:")).split()[1])
+    return [parent, *ancestors(process.parent / str(parent))] if parent > 1 else []
+
+
 @pytest.mark.slow
 def test_a_killed_worker_loses_at_most_its_meta_step(tmp_path: Path) -> None:
     long = GIML.replace("task_steps: 3", "task_steps: 40")
@@ -253,9 +355,10 @@ def test_a_killed_worker_loses_at_most_its_meta_step(tmp_path: Path) -> None:
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 working = (process / "cmdline").read_bytes().startswith(b"ray::AttackWorker")
-            except OSError:  # it ended meanwhile
+                ours = os.getpid() in ancestors(process)
+            except (OSError, StopIteration):  # it ended meanwhile
                 continue
-            if working:
+            if working and ours:
                 os.kill(int(process.name), signal.SIGKILL)
                 killed.append(int(process.name))
 
@@ -271,5 +374,20 @@ def test_a_killed_worker_loses_at_most_its_meta_step(tmp_path: Path) -> None:
 def test_lessons_read_only_what_is_granted(run: Run, tmp_path: Path) -> None:
     job = LessonJob(run.observations, tmp_path / "m", run.spec.attacks[0], "giml", 1, 1)
     weak = run.spec.threat.model_copy(update={"model": "A"})
-    with pytest.raises(Exception, match="does not grant"):
+    with pytest.raises(NotGranted, match="does not grant"):
         teach(job, Handout(weak, 0, "cpu"))
+    alone = run.spec.threat.model_copy(update={"withhold": ["traffic"]})
+    with pytest.raises(NotGranted, match="needs the traffic"):
+        teach(job, Handout(alone, 0, "cpu"))
+    with pytest.raises(NotGranted, match="needs traffic"):
+        prepare(spec_of("threat={model: C, withhold: [traffic]}"))
+
+
+def test_offline_lessons_are_given_afresh(run: Run, tmp_path: Path) -> None:
+    component = run.spec.attacks[0]
+    where = run.observations / "round-0003"
+    attack_offline(where, component, tmp_path, "C", 1)
+    (memory,) = (tmp_path / "learned").iterdir()
+    (memory / "stale").touch()
+    attack_offline(where, component, tmp_path, "B", 1)
+    assert not (memory / "stale").exists()

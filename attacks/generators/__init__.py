@@ -49,7 +49,7 @@ def create_generator(name: str, options: Mapping[str, Any], *, seed: int = 0) ->
         torch.manual_seed(seed)
         try:
             generator = made(**options)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ModelError(
                 f"the generator '{name}' does not take its options: {error}."
             ) from None

@@ -88,7 +88,9 @@ def train_generator(
     generator = generator.to(device).requires_grad_(True)
     both = nn.ModuleList([generator, encoder])
     optimizer = torch.optim.Adam(both.parameters(), lr=schedule.lr)
-    fingerprint = f"{schedule} {seed} {tuple(images.shape)} {float(images.double().sum())}"
+    shapes = [(name, tuple(t.shape)) for name, t in both.state_dict().items()]
+    content = float(images.sum(dtype=torch.float64))
+    fingerprint = f"{schedule} {seed} {tuple(images.shape)} {content} {shapes}"
     step, error = _resume(notebook, both, optimizer, fingerprint), math.nan
     saved = time.monotonic()
     every = max(1, schedule.steps // 200)

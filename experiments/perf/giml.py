@@ -84,7 +84,7 @@ def main() -> None:
         state = MetaLearner(attack, traffic, Path(folder) / "memory", 0, torch.device("cpu"))
         coin = torch.Generator().manual_seed(0)
         state.meta_step()  # asks which derivative to trust, once
-        problems = [state._problem(view) for view in state._draw(coin)]
+        problems = state._tasks(coin)
         bare(state, problems)
         ratios, whole, parts = [], [], []
         for _ in range(options.rounds):

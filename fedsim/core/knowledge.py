@@ -117,12 +117,6 @@ class Traffic:
     def __len__(self) -> int:
         return len(self.addresses)
 
-    def views(self, *, client: int | None = None) -> Iterator[View]:
-        """All of them, or those of one client."""
-        for round_, sender in self.addresses:
-            if client is None or sender == client:
-                yield self.open(round_, sender)
-
 
 class View:
     """What one attack may see of one observation.
@@ -142,7 +136,7 @@ class View:
         batch_statistics: Statistics | None = None,
         prior: Callable[[], PriorModel] | None = None,
         generator: Callable[[], nn.Module] | None = None,
-        traffic: Traffic | None = None,
+        traffic: Callable[[], Traffic] | None = None,
         counter: Callable[[nn.Module], Informed] | None = None,
         notebook: Notebook | None = None,
         memory: Path | None = None,
@@ -181,6 +175,11 @@ class View:
     def ledger(self) -> list[str]:
         """The fields that were read, in the order of the first read."""
         return list(self._read)
+
+    @property
+    def granted(self) -> frozenset[str]:
+        """What the threat model grants; asking is no reading."""
+        return self._granted
 
     def grants(self, field: str) -> bool:
         """Whether ``field`` may be read and is there; asking is no reading."""
@@ -267,7 +266,7 @@ class View:
 
     @property
     def traffic(self) -> Traffic:
-        value: Traffic = self._field("traffic")
+        value: Traffic = self._field("traffic")()
         return value
 
     def model(self) -> nn.Module:

@@ -215,17 +215,22 @@ class Spec(_Section):
 
 def load_spec(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Spec:
     """Read a YAML file (or a mapping), apply ``key.sub=value`` overrides, validate."""
-    if isinstance(source, Mapping):
-        where, content = "the spec", dict(source)
-    else:
-        where = str(source)
-        content = _read_yaml(Path(source))
-    for override in overrides:
-        _apply(content, override)
+    where = "the spec" if isinstance(source, Mapping) else str(source)
+    content = read_content(source, overrides)
     try:
         return _absolute(Spec.model_validate(content))
     except ValidationError as error:
         raise SpecError(f"{where}: {_explain(error)}") from error
+
+
+def read_content(
+    source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
+) -> dict[str, Any]:
+    """A YAML file (or a mapping) with its overrides applied, not validated yet."""
+    content = dict(source) if isinstance(source, Mapping) else _read_yaml(Path(source))
+    for override in overrides:
+        _apply(content, override)
+    return content
 
 
 def _absolute(spec: Spec) -> Spec:

@@ -34,7 +34,7 @@ def learned(run: Run) -> list[Memory]:
         with Image.open(folder / "samples.png") as picture:
             picture.load()
         losses = [(int(loss[0]), float(loss[1])) for lesson in lessons for loss in lesson["losses"]]
-        notes = [lesson["notes"][-1] for lesson in lessons if lesson["notes"]]
+        notes = [lesson["notes"][-1] for lesson in lessons if lesson["steps"] and lesson["notes"]]
         drawing = plots.trace(folder.name, [losses]) if losses else None
         words = notes[-1] if notes else ""
         found.append(Memory(folder.name, data_uri(picture), picture.size, words, drawing))
