@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -15,17 +15,29 @@ from fedsim.core.learning import Update
 
 @dataclass(frozen=True)
 class GaussianNoise(Defense):
-    """Adds N(0, s^2) to every number: s = ``std``, or ``std`` times the tensor's RMS where
-    ``relative``. No privacy budget is claimed: nothing is clipped."""
+    """Adds N(0, s^2) to every number: s = ``std``, or ``std`` times the RMS of its tensor where
+    ``relative``, or of the whole update where ``relative`` is "update". ``sparse`` leaves zeros
+    alone, which a sparsification before it does not upload, and takes the RMS of the others. No
+    privacy budget is claimed: nothing is clipped."""
 
     std: Annotated[float, Field(ge=0)] = 1e-3
-    relative: bool = False
+    relative: bool | Literal["update"] = False
+    sparse: bool = False
 
     def protect_update(self, update: Update, rng: torch.Generator) -> Update:
-        return replace(update, tensors={n: self._noisy(t, rng) for n, t in update.tensors.items()})
+        whole = self._rms(torch.cat([t.flatten() for t in update.tensors.values()]))
+        return replace(
+            update, tensors={n: self._noisy(t, whole, rng) for n, t in update.tensors.items()}
+        )
 
-    def _noisy(self, tensor: Tensor, rng: torch.Generator) -> Tensor:
+    def _noisy(self, tensor: Tensor, whole: Tensor, rng: torch.Generator) -> Tensor:
         # Drawn on the CPU, so that the same seed is the same noise on every device.
         noise = torch.randn(tensor.shape, generator=rng).to(tensor)
-        scale = tensor.square().mean().sqrt() if self.relative else 1.0
+        if self.sparse:
+            noise = noise * (tensor != 0)
+        scale = whole if self.relative == "update" else self._rms(tensor) if self.relative else 1.0
         return tensor + self.std * scale * noise
+
+    def _rms(self, tensor: Tensor) -> Tensor:
+        held = tensor[tensor != 0] if self.sparse else tensor
+        return held.square().mean().sqrt() if held.numel() else tensor.new_zeros(())

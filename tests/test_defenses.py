@@ -209,3 +209,31 @@ def test_dp_sgd_refuses_batchnorm() -> None:
 def test_a_strength_out_of_range_is_one_sentence(name: str, params: dict) -> None:
     with pytest.raises(SpecError, match=next(iter(params))):
         create_defense(name, **params)
+
+
+def test_noise_after_a_sparsification_leaves_its_zeros(vit) -> None:
+    both = [
+        create_defense("top_k", sparsity=0.9),
+        create_defense("gaussian_noise", std=1.0, relative=True, sparse=True),
+    ]
+    sparse, noisy = (
+        local_update(vit, BATCH, Protocol(), defenses=both[:n], rng=secret()).tensors
+        for n in (1, 2)
+    )
+    for name in sparse:
+        assert torch.equal(sparse[name] == 0, noisy[name] == 0)
+    name = "blocks.0.mlp.fc1.weight"
+    held = sparse[name] != 0
+    apart = (noisy[name] - sparse[name])[held]
+    assert float(apart.std()) == pytest.approx(
+        float(sparse[name][held].square().mean().sqrt()), rel=0.1
+    )
+
+
+def test_noise_can_be_measured_by_the_whole_update(vit) -> None:
+    plain = local_update(vit, BATCH, Protocol()).tensors
+    noisy = upload(vit, create_defense("gaussian_noise", std=0.5, relative="update")).tensors
+    whole = torch.cat([t.flatten() for t in plain.values()]).square().mean().sqrt()
+    for name in ("blocks.0.mlp.fc1.weight", "patch_embed.proj.weight"):
+        apart = noisy[name] - plain[name]
+        assert float(apart.std()) == pytest.approx(0.5 * float(whole), rel=0.05)
