@@ -1,10 +1,10 @@
 """GIML over its meta-steps, as a table and a picture, from finished audits that differ in seed.
 
-    python experiments/giml_curve.py RUN [RUN ...] [--control RUN ...] [-o curve.png]
+    python experiments/giml_curve.py RUN [RUN ...] [-o curve.png]
 
-Attacks titled `giml N` are points of the curve after N meta-steps; `wrong domain` and the victims'
-own mean picture are lines. ``--control``: runs in which attacks titled `control N` search
-generators that learned from gradients of other data.
+Points of a curve are attacks titled `NAME N`, after N meta-steps: `giml N` learned from the clients
+that are attacked, `other people N` from other clients of the same kind, `control N` from clients
+with data of another kind. `wrong domain` and the victims' own mean picture are lines.
 """
 
 from __future__ import annotations
@@ -21,42 +21,45 @@ from table import interval
 
 from fedsim.core.store import Run
 
-LINES = {"wrong domain": "GI-z, generator of another domain", MEAN: "the victims' mean picture"}
+CURVES = {
+    "giml": ("GI-z, generator learned by GIML from these clients", "#a8261b"),
+    "other people": ("the same, learned from other clients", "#1f5f8b"),
+    "control": ("the same, learned from data of another kind", "#5c636b"),
+}
+LINES = {"wrong domain": "GI-z, generator trained on another kind", MEAN: "the mean picture"}
 
 
-def curve(tables: list[pd.DataFrame], word: str) -> dict[int, np.ndarray]:
-    """Meta-steps to the PSNR of every batch of every run."""
+def curve(tables: list[pd.DataFrame], word: str) -> dict[int, list[np.ndarray]]:
+    """Meta-steps to the PSNR of the batches of every run that has them."""
     found: dict[int, list[np.ndarray]] = {}
     for table in tables:
         for name in table.columns:
             if match := re.fullmatch(rf"{word} (\d+)", name):
                 found.setdefault(int(match[1]), []).append(table[name].dropna().to_numpy())
-    return {step: np.concatenate(found[step]) for step in sorted(found)}
+    return dict(sorted(found.items()))
 
 
 def draw(
-    own: dict[int, np.ndarray], control: dict[int, np.ndarray], lines: dict[str, float], path: Path
+    curves: dict[str, dict[int, list[np.ndarray]]], lines: dict[str, float], path: Path
 ) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(5.2, 3.2), layout="constrained")
-    for points, words, colour in (
-        (own, "GI-z, generator learned by GIML", "#a8261b"),
-        (control, "the same on gradients of other data", "#41566e"),
-    ):
-        if points:
-            steps = list(points)
-            means = [points[step].mean() for step in steps]
-            errors = [1.96 * points[s].std() / len(points[s]) ** 0.5 for s in steps]
-            axes.errorbar(steps, means, errors, marker="o", ms=4, capsize=2, label=words, c=colour)
+    figure, axes = pyplot.subplots(figsize=(6.0, 3.6), layout="constrained")
+    for word, points in curves.items():
+        words, colour = CURVES[word]
+        values = {step: np.concatenate(runs) for step, runs in points.items()}
+        means = [v.mean() for v in values.values()]
+        errors = [1.96 * v.std() / len(v) ** 0.5 for v in values.values()]
+        axes.errorbar(
+            list(values), means, errors, marker="o", ms=4, capsize=2, label=words, c=colour
+        )
     for name, value in lines.items():
-        axes.axhline(value, ls="--" if name == MEAN else ":", c="#5c636b", lw=1.2)
+        axes.axhline(value, ls="--" if name == MEAN else ":", c="#41566e", lw=1.1)
         axes.annotate(
             LINES[name],
-            (0.98, value),
+            (0.01, value),
             xycoords=("axes fraction", "data"),
-            ha="right",
             va="bottom",
             fontsize=8,
             color="#41566e",
@@ -70,30 +73,24 @@ def draw(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--control", nargs="+", type=Path, default=[])
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     tables = [batches(Run(path)) for path in options.runs]
-    own = curve(tables, "giml")
-    control = curve([batches(Run(path)) for path in options.control], "control")
-    lines = {
-        name: float(np.mean([t[name].mean() for t in tables if name in t]))
-        for name in LINES
-        if any(name in t for t in tables)
-    }
+    curves = {word: points for word in CURVES if (points := curve(tables, word))}
     print("| generator | PSNR, dB | a run |\n|---|---|---|")
-    for word, points in (("giml", own), ("control", control)):
-        chosen = tables if word == "giml" else [batches(Run(path)) for path in options.control]
-        for step, values in points.items():
-            runs = ", ".join(f"{t[f'{word} {step}'].mean():.1f}" for t in chosen)
-            print(f"| {word}, {step} meta-steps | {interval(values)} | {runs} |")
-    for name in lines:
-        columns = [t[name].dropna().to_numpy() for t in tables if name in t]
-        values = np.concatenate(columns)
-        shown = ", ".join(f"{column.mean():.1f}" for column in columns)
-        print(f"| {LINES[name]} | {interval(values)} | {shown} |")
+    for word, points in curves.items():
+        for step, runs in points.items():
+            shown = ", ".join(f"{values.mean():.1f}" for values in runs)
+            print(f"| {word}, {step} meta-steps | {interval(np.concatenate(runs))} | {shown} |")
+    lines = {}
+    for name, words in LINES.items():
+        columns = [t[name].dropna().to_numpy() for t in tables if name in t and "giml 0" in t]
+        if columns:
+            lines[name] = float(np.concatenate(columns).mean())
+            shown = ", ".join(f"{column.mean():.1f}" for column in columns)
+            print(f"| {words} | {interval(np.concatenate(columns))} | {shown} |")
     if options.output:
-        draw(own, control, lines, options.output)
+        draw(curves, lines, options.output)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,15 @@ def run(
     return federate(checked, output or default_output(checked))
 
 
+def bench(
+    spec: str | Path | Mapping[str, Any], *overrides: str, output: str | Path = "runs/bench"
+) -> Any:
+    """Attacks x defenses x strengths; returns the table as a DataFrame."""
+    from fedsim.bench import conduct, load_bench
+
+    return conduct(load_bench(spec, overrides), output)
+
+
 def default_output(spec: Spec) -> Path:
     """Where a run goes that was not told where to go."""
     return Path("runs") / f"{spec.name}-{spec.digest()}"
@@ -74,4 +83,4 @@ def _spec(
     return load_spec(source or {}, [*overrides, *as_yaml])
 
 
-__all__ = ["FedsimError", "Run", "Spec", "audit", "load_spec", "run"]
+__all__ = ["FedsimError", "Run", "Spec", "audit", "bench", "load_spec", "run"]

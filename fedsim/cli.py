@@ -1,4 +1,4 @@
-"""The command line: fedsim run | audit | attack | report | generator | list | doctor."""
+"""The command line: fedsim run | audit | bench | attack | report | generator | list | doctor."""
 
 from __future__ import annotations
 
@@ -86,6 +86,36 @@ def run(
         return
     _tell_events(done.events())
     out.print(f"observations: {done.observations}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def bench(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="A spec with a section `bench`.")],
+    overrides: Overrides = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The bench's directory; again to go on.")
+    ] = Path("runs/bench"),
+    as_json: AsJson = False,
+) -> None:
+    """Attacks x defenses x strengths: leakage and accuracy in one table."""
+    from fedsim.bench import by_cell, conduct, load_bench
+
+    checked = load_bench(spec, overrides or [])
+    with _watch(as_json).cells() as progress:
+        table = conduct(checked, output, progress=progress)
+    cells = by_cell(table)
+    if as_json:
+        print(json.dumps(cells, indent=2))
+        return
+    shown = Table("defense", "strength", "strongest attack", "PSNR", "SSIM", "accuracy", "")
+    for row in cells:
+        accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.0f} %"
+        mark = "[green]front[/]" if row["front"] else ""
+        numbers = [f"{row['psnr']:.1f}", f"{row['ssim']:.2f}", accuracy, mark]
+        shown.add_row(row["defense"], row["strength"], row["attack"], *numbers)
+    out.print(shown)
+    for name in ("table.md", "frontier.png", "report.html"):
+        out.print(f"{name}: {output / name}", soft_wrap=True, highlight=False)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ from rich.progress import (
 
 from fedsim.core.attack import Progress as Report
 from fedsim.jobs import AnyJob
+
+OnCell = Callable[[int, int, str], None]  # cells done, cells in all, the one at hand
 
 
 class Watch(Protocol):
@@ -41,6 +43,9 @@ class Silent:
 
     def scoring(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def cells(self) -> AbstractContextManager[OnCell]:
+        return nullcontext(lambda done, total, cell: None)
 
     def round_done(self, row: dict[str, Any]) -> None: ...
     def queued(self, job: AnyJob) -> None: ...
@@ -86,6 +91,17 @@ class Bars:
             def report(done: int, total: int, loss: float | None = None) -> None:
                 note = "" if loss is None else f"loss {loss:.4g}"
                 self.progress.update(task, completed=done, total=total, note=note)
+
+            yield report
+
+    @contextmanager
+    def cells(self) -> Iterator[OnCell]:
+        """A bar over the cells of a benchmark."""
+        with self.progress:
+            task = self.progress.add_task("cells", total=None, note="")
+
+            def report(done: int, total: int, cell: str) -> None:
+                self.progress.update(task, completed=done, total=total, note=cell)
 
             yield report
 

@@ -11,7 +11,8 @@ import pytest
 from attacks import create_attack
 from defenses import create_defenses
 from fedsim.auditing import audit
-from fedsim.core.spec import load_spec
+from fedsim.bench import load_bench
+from fedsim.core.spec import load_spec, read_content
 from fedsim.core.store import Run
 from fedsim.planning import check_needs, labelled_attacks
 
@@ -20,7 +21,8 @@ SPECS = sorted((Path(__file__).parent.parent / "experiments").rglob("*.yaml"))
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_a_spec_of_ours_is_sound(path: Path) -> None:
-    spec = load_spec(path)
+    benched = "bench" in read_content(path)
+    spec = load_bench(path).spec if benched else load_spec(path)
     create_defenses(spec.defenses)
     labels = [label for label, _ in labelled_attacks(spec)]
     assert len(set(labels)) == len(labels)

@@ -23,7 +23,7 @@ def write_report(run: Run, jobs: list[Job]) -> None:
     attacks = content.ranked(summary["verdicts"])
     traces, notes = content.traces_and_notes(jobs)
     page = (
-        _environment()
+        environment()
         .get_template("template.html")
         .render(
             spec=run.spec,
@@ -51,13 +51,13 @@ def write_report(run: Run, jobs: list[Job]) -> None:
     write_atomically(run.report, page.lstrip().encode())
 
 
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    found = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= words.FILTERS
-    return environment
+    found.filters |= words.FILTERS
+    return found

@@ -1,0 +1,149 @@
+"""The benchmark: cells, both ways of an attack, the table, the frontier, and going on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from fedsim.bench import (
+    aggregate,
+    as_markdown,
+    both_ways,
+    by_cell,
+    conduct,
+    load_bench,
+    pareto,
+)
+from fedsim.cli import app
+from fedsim.core.errors import SpecError
+from fedsim.core.spec import Component
+from fedsim.core.store import Run
+from tests.conftest import SMALL
+
+NOISE = "{name: gaussian_noise, strengths: [{std: 0.0}, {std: 1.0, relative: true}]}"
+DEFENSES = f"[{NOISE}, {{name: mjp, strengths: [{{probability: 1.0}}]}}]"
+BENCH = [
+    *SMALL,
+    "train={rounds: 1, clients_per_round: 2, lr: 0.05, evaluate: false}",
+    f"bench={{defenses: {DEFENSES}, utility: {{train: {{rounds: 2, evaluate: true}}}}}}",
+]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
+    root = tmp_path_factory.mktemp("bench") / "b"
+    return root, conduct(load_bench({}, BENCH), root)
+
+
+def test_every_defense_and_strength_is_a_cell_and_so_is_none() -> None:
+    bench = load_bench({}, BENCH)
+    assert [cell.label for cell in bench.cells()] == [
+        "none",
+        "gaussian_noise std 0.0",
+        "gaussian_noise std 1.0 relative",
+        "mjp probability 1.0",
+    ]
+    assert len({cell.folder for cell in bench.cells()}) == 4
+    utility = bench.trained(next(bench.cells()))
+    assert (utility.train.rounds, utility.train.evaluate) == (2, True)
+
+
+def test_an_attack_that_can_adapt_runs_both_ways_where_it_matters() -> None:
+    attacks = [Component(name="patch_solve"), Component(name="row_space")]
+    mjp, noise = Component(name="mjp"), Component(name="gaussian_noise")
+    both = list(both_ways(attacks, [mjp]))
+    assert [c.short_name for c in both] == ["patch_solve", "patch_solve naive", "row_space"]
+    assert both[1].params["adaptive"] is False
+    assert len(list(both_ways(attacks, [noise]))) == 2
+
+
+def test_the_table_holds_leakage_and_accuracy(done: tuple[Path, pd.DataFrame]) -> None:
+    root, table = done
+    rows = {(r["defense"], r["strength"]): r for r in table.to_dict("records")}
+    assert rows["gaussian_noise", "std 0.0"]["psnr"] == 160
+    assert rows["gaussian_noise", "std 1.0 relative"]["psnr"] < 30
+    assert table["accuracy"].between(0, 1).all()
+    mjp = rows["mjp", "probability 1.0"]
+    assert mjp["psnr"] == max(mjp["psnr_naive"], mjp["psnr_adaptive"])
+    assert pd.read_csv(root / "table.csv").shape == table.shape
+    for name in ("table.md", "frontier.png", "frontier.svg", "report.html", "cells.csv"):
+        assert (root / name).stat().st_size > 100
+    page = (root / "report.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "")
+
+
+def test_a_bench_goes_on_and_does_only_what_is_missing(done: tuple[Path, pd.DataFrame]) -> None:
+    root, table = done
+    kept = Run(root / "cells" / "none-seed-0").root / "summary.json"
+    gone = Run(root / "cells" / "mjp-probability-1.0-seed-0").root / "summary.json"
+    before = kept.stat().st_mtime_ns
+    gone.unlink()
+    again = conduct(load_bench({}, BENCH), root)
+    assert kept.stat().st_mtime_ns == before
+    pd.testing.assert_frame_equal(
+        again.drop(columns=["attack_seconds"]), table.drop(columns=["attack_seconds"])
+    )
+    with pytest.raises(SpecError, match="already holds another bench"):
+        conduct(load_bench({}, [*BENCH, "seed=5"]), root)
+
+
+def test_of_two_ways_the_stronger_counts_and_seeds_are_averaged() -> None:
+    def row(attack: str, seed: int, psnr: float) -> dict:
+        same = {
+            "defense": "d",
+            "strength": "s",
+            "verdict": "",
+            "ssim": psnr / 100,
+            "recovered": 0.0,
+        }
+        return {**same, "attack": attack, "seed": seed, "psnr": psnr, "accuracy": 0.5}
+
+    rows = [row("a", 0, 10), row("a", 1, 20), row("a naive", 0, 30), row("a naive", 1, 20)]
+    rows.append(row("prior_only", 0, 99))
+    table = aggregate(pd.DataFrame(rows))
+    assert len(table) == 1
+    assert (table["psnr"][0], table["psnr_naive"][0], table["psnr_adaptive"][0]) == (25, 25, 15)
+    assert "15.0 (25.0)" in as_markdown(table.assign(bytes_a_round=1024))
+    (cell,) = by_cell(table.assign(bytes_a_round=1024))
+    assert cell["front"]
+
+
+def test_the_front_holds_what_nothing_beats_in_both() -> None:
+    accuracy = np.array([0.9, 0.8, 0.7, 0.8])
+    leakage = np.array([1.0, 0.3, 0.5, 0.3])
+    assert pareto(accuracy, leakage).tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (SMALL, "section 'bench'"),
+        ([*SMALL, "bench={defences: []}"], "bench"),
+        ([*SMALL, "bench={defenses: [{name: mjpp}]}"], "did you mean 'mjp'"),
+        ([*SMALL, "bench={defenses: [{name: top_k, strengths: [{sparsity: 1.0}]}]}"], "sparsity"),
+        ([*BENCH, "defenses=[{name: frozen_pe}]"], "under bench.defenses"),
+    ],
+)
+def test_a_bad_bench_is_one_sentence(overrides: list[str], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        load_bench({}, overrides)
+
+
+def test_the_command_prints_the_cells(tmp_path: Path, done: tuple[Path, pd.DataFrame]) -> None:
+    spec = tmp_path / "bench.yaml"
+    spec.write_text("{}")
+    words = ["bench", str(spec), *BENCH, "-o", str(done[0]), "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    cells = json.loads(result.stdout)
+    assert [cell["defense"] for cell in cells] == [
+        "none",
+        "gaussian_noise",
+        "gaussian_noise",
+        "mjp",
+    ]
