@@ -44,7 +44,8 @@ def write_bench_report(bench: Bench, root: Path, table: pd.DataFrame, markdown: 
     figure = frontier(cells)
     for suffix in ("png", "svg"):
         held = io.BytesIO()
-        figure.savefig(held, format=suffix, dpi=160)
+        bare = dict.fromkeys(("Date", "Creator", "Format", "Type")) if suffix == "svg" else None
+        figure.savefig(held, format=suffix, dpi=160, metadata=bare)
         write_atomically(root / f"frontier.{suffix}", held.getvalue())
     by_label = {cell.label: cell for cell in reversed(list(bench.cells()))}
     rows = []
