@@ -9,6 +9,7 @@ import torch
 
 from clients.datasets import ImageSet, load_images
 from clients.partitions import partition
+from defenses import create_defenses
 from fedsim.core.errors import DataError
 from fedsim.core.learning import Batch
 from fedsim.core.spec import DataSpec, Spec, TrainSpec
@@ -47,7 +48,12 @@ def draw_batches(spec: Spec, round_: int, client: int) -> list[tuple[list[int], 
     shard = shards_of(spec.data, spec.seed)[client]
     coin = np.random.default_rng([spec.seed, client, round_])
     batches = []
-    for chosen in _steps(shard, spec.train, coin):
+    defenses, held = create_defenses(spec.defenses), images.labels[shard]
+    for drawn in _steps(shard, spec.train, coin):
+        chosen = drawn
+        for defense in defenses:
+            other = defense.choose(held, len(drawn), coin)
+            chosen = shard[other] if other is not None else chosen
         pictures = torch.stack([images.image(int(index)) for index in chosen])
         labels = torch.tensor(images.labels[chosen], dtype=torch.long)
         batches.append(([int(index) for index in chosen], (pictures, labels)))

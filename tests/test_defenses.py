@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from clients.shards import draw_batches
 from defenses import create_defense, create_defenses
 from fedsim.core.errors import ModelError, SpecError
 from fedsim.core.learning import Protocol, Trail, digest, learn, local_update
 from fedsim.core.models import build_model
-from fedsim.core.spec import Component, ModelSpec
+from fedsim.core.spec import Component, ModelSpec, load_spec
 
 BATCH = [(torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([1]))]
 
@@ -237,3 +240,44 @@ def test_noise_can_be_measured_by_the_whole_update(vit) -> None:
     for name in ("blocks.0.mlp.fc1.weight", "patch_embed.proj.weight"):
         apart = noisy[name] - plain[name]
         assert float(apart.std()) == pytest.approx(0.5 * float(whole), rel=0.05)
+
+
+def test_local_dp_clips_and_adds_the_noise_of_flowers_mod(vit) -> None:
+    defense = create_defense("local_dp", clip=0.5, epsilon=3.0, delta=1e-4)
+    assert defense.deviation == pytest.approx(0.5 * (2 * math.log(1.25 / 1e-4)) ** 0.5 / 3.0)
+    clipped = upload(vit, create_defense("clipping", norm=0.5)).tensors
+    noisy = upload(vit, defense).tensors
+    apart = torch.cat([(noisy[n] - clipped[n]).flatten() for n in clipped])
+    assert float(apart.std()) == pytest.approx(defense.deviation, rel=0.02)
+
+
+def test_soteria_leaves_out_the_features_that_tell_most(vit) -> None:
+    defense = create_defense("soteria", ratio=0.25, probes=400)
+    plain, held = local_update(vit, BATCH, Protocol()).tensors, upload(vit, defense).tensors
+    gone = (held["head.weight"] == 0).all(0)
+    assert int(gone.sum()) == 24
+    assert torch.allclose(held["head.weight"][:, ~gone], plain["head.weight"][:, ~gone])
+    same = "blocks.0.attn.qkv.weight"
+    assert torch.allclose(held[same], plain[same], atol=1e-6)
+    x = Protocol().normalise(BATCH[0][0])
+
+    def features(images):
+        return vit.forward_head(vit.forward_features(images), pre_logits=True)
+
+    jacobian = torch.autograd.functional.jacobian(features, x)[0].flatten(1)
+    told = jacobian.norm(dim=1) / features(x)[0].abs()
+    exact = set(told.topk(24).indices.tolist())
+    assert len(exact & set(torch.nonzero(gone)[:, 0].tolist())) >= 21
+
+
+def test_a_disguised_batch_has_fewer_labels_than_pictures() -> None:
+    spec = load_spec({}, ["data={clients: 2}", "train={batch_size: 8, evaluate: false}"])
+    hidden = load_spec(
+        spec.model_dump(mode="json"), ["defenses=[{name: label_disguise, share: 0.25}]"]
+    )
+    for round_ in range(1, 6):
+        ((rows, (_, labels)),) = draw_batches(hidden, round_, 0)
+        assert len(labels.unique()) == 2
+        assert len(rows) == 8
+    ((_, (_, labels)),) = draw_batches(spec, 1, 0)
+    assert len(labels.unique()) > 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +35,11 @@ class Defense:
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Change the architecture or what is trained; known to client and server alike."""
         return model
+
+    def choose(self, labels: np.ndarray, size: int, coin: np.random.Generator) -> np.ndarray | None:
+        """Which samples of its shard, by their labels, a client draws for a batch of ``size``;
+        None leaves it to chance."""
+        return None
 
     def protect_batch(
         self, images: Tensor, labels: Tensor, model: nn.Module, rng: torch.Generator

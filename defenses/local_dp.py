@@ -1,0 +1,42 @@
+"""Local differential privacy of a whole update: clipped, then noised once, as Flower's LocalDpMod.
+
+The Gaussian mechanism for one release; over several rounds the budgets add up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from defenses.clipping import Clipping
+from fedsim.core.defense import Defense
+from fedsim.core.learning import Update
+
+
+@dataclass(frozen=True)
+class LocalDp(Defense):
+    """``clip``: the largest norm of an update; ``epsilon`` and ``delta`` of one round; the
+    sensitivity is ``clip``, as in Flower, unless it is given."""
+
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    epsilon: Annotated[float, Field(gt=0)] = 10.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    sensitivity: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def deviation(self) -> float:
+        """The noise that the Gaussian mechanism asks for."""
+        reach = self.sensitivity if self.sensitivity is not None else self.clip
+        return reach * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+
+    def protect_update(self, update: Update, rng: torch.Generator) -> Update:
+        clipped = Clipping(self.clip).protect_update(update, rng)
+        noisy = {
+            name: t + self.deviation * torch.randn(t.shape, generator=rng).to(t)
+            for name, t in clipped.tensors.items()
+        }
+        return replace(clipped, tensors=noisy)
