@@ -50,7 +50,7 @@ def tuned(tune: pd.DataFrame) -> dict[str, str]:
 
 def difference(name: str, one: pd.Series, two: pd.Series) -> str:
     apart = (one - two).dropna().to_numpy()
-    return f"{name}: {interval(apart)} dB over {len(apart)} batches"
+    return f"{name}: {interval(apart, digits=1)} dB over {len(apart)} batches"
 
 
 def main() -> None:

@@ -19,12 +19,13 @@ from fedsim.core.store import Run
 DRAWS = 2000
 
 
-def interval(values: np.ndarray) -> str:
+def interval(values: np.ndarray, digits: int | None = None) -> str:
     """Mean and 95 % bootstrap interval."""
     coin = np.random.default_rng(0)
     means = coin.choice(values, (DRAWS, len(values))).mean(1)
     low, high = np.percentile(means, [2.5, 97.5])
-    digits = 1 if abs(values.mean()) >= 2 else 3
+    if digits is None:
+        digits = 1 if abs(values.mean()) >= 2 else 3
     return f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 

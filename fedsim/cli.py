@@ -213,6 +213,43 @@ def doctor(as_json: AsJson = False) -> None:
     out.print(table)
 
 
+analyses = typer.Typer(help="Looks at trained models.")
+app.add_typer(analyses, name="analyze")
+
+
+@analyses.command("pe")
+def analyze_positions(
+    source: Annotated[Path, typer.Argument(help="A run directory, or a checkpoint in one.")],
+    output: Output = None,
+    pictures: Annotated[int, typer.Option(min=1, help="Test pictures to shuffle.")] = 256,
+    as_json: AsJson = False,
+) -> None:
+    """What a ViT's position embedding holds, and how much the model leans on it."""
+    from dataclasses import asdict
+
+    from fedsim.positions import analyse
+
+    found = analyse(source, output, pictures=pictures)
+    if as_json:
+        print(json.dumps(asdict(found), indent=2))
+        return
+    table = Table("masking ratio", "Diff-norm", "Consistency", "accuracy")
+    rows = zip(found.ratios, found.diff_norm, found.consistency, found.accuracy, strict=True)
+    for ratio, apart, same, right in rows:
+        table.add_row(f"{ratio:.1f}", f"{apart:.2f}", f"{100 * same:.0f} %", f"{100 * right:.0f} %")
+    out.print(table)
+    variance = ", ".join(
+        f"{k}: {100 * share:.0f} %"
+        for k, share in zip(found.dimensions, found.explained_variance, strict=True)
+    )
+    out.print(f"explained variance by directions: {variance}", highlight=False)
+    out.print(
+        f"place read from its embedding, mean error: {found.mae_1d:.2f} patches along the "
+        f"sequence, {found.mae_2d:.3f} of a side in the grid",
+        highlight=False,
+    )
+
+
 generators = typer.Typer(help="Generators for GIAS: train one on data of the attacker's own.")
 app.add_typer(generators, name="generator")
 

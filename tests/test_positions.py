@@ -1,0 +1,73 @@
+"""The loupe on position embeddings: each measure on a case worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from defenses.mjp import coordinates
+from fedsim.auditing import federate
+from fedsim.cli import app
+from fedsim.core.errors import RunError
+from fedsim.core.store import Run
+from fedsim.positions import analyse, explained_variance, regression_error
+from tests.conftest import small_spec
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return federate(small_spec(), tmp_path_factory.mktemp("positions") / "run")
+
+
+def test_variance_of_a_plane_is_in_two_directions() -> None:
+    coin = torch.Generator().manual_seed(0)
+    plane = torch.randn(40, 2, generator=coin) @ torch.randn(2, 30, generator=coin)
+    shares = explained_variance(plane.double())
+    assert float(shares[:2].sum()) == pytest.approx(1.0)
+    assert float(shares[0]) < 1.0
+
+
+def test_a_place_that_is_written_linearly_is_read_exactly_and_noise_is_not() -> None:
+    coin = torch.Generator().manual_seed(0)
+    places = coordinates((8, 8)).double()
+    rows = places @ torch.randn(2, 48, generator=coin).double()
+    assert regression_error(rows, places) < 1e-6
+    noise = torch.randn(64, 48, generator=coin).double()
+    assert regression_error(noise, places) > 0.2
+
+
+def test_without_shuffling_nothing_moves(trained: Run) -> None:
+    found = analyse(trained.root, pictures=12)
+    assert (found.ratios[0], found.diff_norm[0], found.consistency[0]) == (0.0, 0.0, 1.0)
+    assert found.diff_norm[-1] > 0
+    assert found.eigenvalues == sorted(found.eigenvalues)
+    assert (trained.root / "positions" / "positions.png").stat().st_size > 1000
+    told = json.loads((trained.root / "positions" / "positions.json").read_text())
+    assert told["pictures"] == 12
+
+
+def test_without_positions_every_prediction_stays(tmp_path: Path) -> None:
+    bare = "defenses=[{name: mjp, positions: false}]"
+    run = federate(small_spec(bare), tmp_path / "run")
+    found = analyse(run.root, pictures=8)
+    assert found.consistency == [1.0] * len(found.ratios)
+    assert max(found.diff_norm) < 1e-3
+
+
+def test_the_command_tells_it(trained: Run, tmp_path: Path) -> None:
+    words = ["analyze", "pe", str(trained.checkpoint), "--pictures", "4", "-o", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "Consistency" in result.stdout
+    assert (tmp_path / "positions.json").is_file()
+    convnet = small_spec("model={name: convnet, options: {channels: [4]}}")
+    other = federate(convnet, tmp_path / "r")
+    with pytest.raises(Exception, match="no ViT"):
+        analyse(other.root)
+    other.checkpoint.unlink()
+    with pytest.raises(RunError, match="no checkpoint"):
+        analyse(other.root)
