@@ -69,7 +69,8 @@ def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, 
     """One client's work in one round; what it learned from goes into its vault."""
     spec, vault = side.spec, Vault(side.vault)
     device = resolve_device(spec.engine.device)
-    defenses = [defense.at_round(round_) for defense in create_defenses(spec.defenses)]
+    cohort = spec.cohort(round_)
+    defenses = [d.at_round(round_, client, cohort) for d in create_defenses(spec.defenses)]
     trail = Trail()
     model = _model(side, round_, client, weights, defenses, trail).to(device)
     drawn = draw_batches(spec, round_, client)

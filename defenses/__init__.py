@@ -25,6 +25,7 @@ DEFENSES: dict[str, str] = {
     "mjp": "defenses.mjp:Mjp",
     "quantization": "defenses.quantization:Quantization",
     "random_k": "defenses.random_k:RandomK",
+    "secure_aggregation": "defenses.secure_aggregation:SecureAggregation",
     "sinusoidal_pe": "defenses.sinusoidal_pe:SinusoidalPE",
     "soteria": "defenses.soteria:Soteria",
     "top_k": "defenses.top_k:TopK",

@@ -10,8 +10,9 @@ only the shuffling is left.
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -54,7 +55,7 @@ class Mjp(Defense):
     pixels: bool = False
     positions: bool = True
 
-    def at_round(self, round_: int) -> Self:
+    def at_round(self, round_: int, client: int, cohort: Sequence[int]) -> Mjp:
         return replace(self, probability=0.0) if round_ <= self.warmup else self
 
     def prepare_model(self, model: nn.Module) -> nn.Module:

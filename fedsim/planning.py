@@ -26,7 +26,7 @@ from fedsim.core.prior_networks import load_prior
 from fedsim.core.spec import Component, DataSpec, Spec
 from fedsim.core.store import Run
 from fedsim.jobs import Job, LessonJob
-from fedsim.server import cohort, create_strategy
+from fedsim.server import create_strategy
 from fedsim.verdict import BASELINE
 
 SURROGATE_LIMIT = 512
@@ -103,7 +103,7 @@ def victims(spec: Spec) -> list[tuple[int, int]]:
     orders = []
     for round_ in spec.audited_rounds:
         coin = np.random.default_rng([spec.seed, 11, round_])
-        orders.append([(round_, int(c)) for c in coin.permutation(cohort(spec, round_))])
+        orders.append([(round_, int(c)) for c in coin.permutation(spec.cohort(round_))])
     wanted = spec.audit.victims or sum(len(order) for order in orders)
     spread = [order[i] for i in range(spec.cohort_size) for order in orders]
     return sorted(spread[:wanted])

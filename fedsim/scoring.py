@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]
             continue
         try:
             observation = read_observation(run.observations / f"{name}.json")
-            known[name] = canary(observation, vault.read(round_, client), device)
+            cohort = run.spec.cohort(round_)
+            known[name] = canary(observation, vault.read(round_, client), device, cohort)
         except FedsimError as error:
             run.note("canary_failed", f"{name}: {error}", round=round_, client=client)
         except RuntimeError as error:  # torch: the announced model does not fit what was sent
@@ -139,7 +141,9 @@ def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]
     return known
 
 
-def canary(observation: Observation, truth: Truth, device: torch.device) -> float:
+def canary(
+    observation: Observation, truth: Truth, device: torch.device, cohort: Sequence[int] = ()
+) -> float:
     """|replay - observed| / |observed| over the whole update.
 
     The replay uses what the protocol announced: its weights, model, normalisation, steps and
@@ -151,7 +155,7 @@ def canary(observation: Observation, truth: Truth, device: torch.device) -> floa
     model.load_state_dict(observation.weights)
     model.to(device)
     declared = create_defenses([Component.model_validate(d) for d in public.defenses])
-    defenses = [defense.at_round(observation.round) for defense in declared]
+    defenses = [d.at_round(observation.round, observation.client, cohort) for d in declared]
     with threads(1):
         replay = local_update(
             model,

@@ -10,12 +10,12 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import flwr.serverapp.strategy as flower_strategies
-import numpy as np
 import pandas as pd
 from flwr.app import (
     ArrayRecord,
@@ -30,6 +30,8 @@ from flwr.serverapp.strategy import Strategy
 from safetensors import safe_open
 from torch import Tensor
 
+from defenses import create_defenses
+from fedsim.core.defense import Defense
 from fedsim.core.errors import RunError, SpecError, did_you_mean
 from fedsim.core.learning import Update
 from fedsim.core.observation import (
@@ -68,13 +70,6 @@ def create_strategy(spec: Spec) -> Strategy:
     return strategy
 
 
-def cohort(spec: Spec, round_: int) -> list[int]:
-    """The clients that train in a round: by seed and round alone, sorted."""
-    coin = np.random.default_rng([spec.seed, 7, round_])
-    chosen = coin.choice(spec.data.clients, size=spec.cohort_size, replace=False)
-    return sorted(int(client) for client in chosen)
-
-
 class AdversarialStrategy(Strategy):
     """The outermost strategy: captures every reply, then lets ``inner`` aggregate.
 
@@ -101,6 +96,7 @@ class AdversarialStrategy(Strategy):
         self.on_observation, self.on_round = on_observation, on_round
         self.on_committed = on_committed
         self.stop = stop or threading.Event()
+        self.secret = _secret(spec)
         self.rows, self._arrays = read_checkpoint(run)
         self._clients: dict[int, int] = {}  # node id -> client
         self._sent: dict[str, Tensor] = {}
@@ -148,7 +144,7 @@ class AdversarialStrategy(Strategy):
         self._events.clear()
         self._sent = dict(arrays.to_torch_state_dict())
         self.recorder.begin(round_, self._sent)
-        chosen = set(cohort(self.spec, round_))
+        chosen = set(self.spec.cohort(round_))
         nodes = [node for node, client in self._clients.items() if client in chosen]
         return self.inner.configure_train(round_, arrays, config, Cohort(grid, nodes))
 
@@ -156,8 +152,10 @@ class AdversarialStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         round_ = self._round
-        waiting = set(cohort(self.spec, round_))
+        waiting = set(self.spec.cohort(round_))
         good: dict[int, Message] = {}
+        masked: dict[int, tuple[Message, Update]] = {}
+        total: dict[str, Tensor] = {}
         received = 0
         for reply in replies:
             client = self._clients[reply.metadata.src_node_id]
@@ -179,8 +177,14 @@ class AdversarialStrategy(Strategy):
                     f"aggregate and not attacked",
                 )
                 continue
-            good[client] = self._as_weights(reply, source, update.kind)
+            if self.secret is not None:  # one upload alone is noise: only the sum is aggregated
+                total = _added(total, update.tensors)
+                masked[client] = (reply, replace(update, tensors={}))
+            else:
+                good[client] = self._as_weights(reply, source, update.kind)
             del update, source
+        if masked:
+            good = self._revealed(round_, total, masked)
         for client in sorted(waiting):
             patience = self.spec.train.timeout
             self._note(
@@ -201,6 +205,22 @@ class AdversarialStrategy(Strategy):
         self._arrays = dict((arrays or ArrayRecord(self._sent)).to_torch_state_dict())
         return arrays, metrics
 
+    def _revealed(
+        self,
+        round_: int,
+        total: dict[str, Tensor],
+        masked: dict[int, tuple[Message, Update]],
+    ) -> dict[int, Message]:
+        """The mean update of the cohort as everybody's reply: what its sum makes of it."""
+        assert self.secret is not None
+        cohort, stayed = self.spec.cohort(round_), sorted(masked)
+        sums = self.secret.reveal(total, round_, cohort, stayed) or {}
+        mean = {name: tensor / len(stayed) for name, tensor in sums.items()}
+        return {
+            client: self._as_weights(reply, replace(update, tensors=mean), update.kind)
+            for client, (reply, update) in masked.items()
+        }
+
     # -- evaluation -------------------------------------------------------------------------
 
     def configure_evaluate(
@@ -208,7 +228,7 @@ class AdversarialStrategy(Strategy):
     ) -> Iterable[Message]:
         if not self.spec.train.evaluate:
             return []
-        chosen = cohort(self.spec, self._round)
+        chosen = self.spec.cohort(self._round)
         nodes = {c: n for n, c in self._clients.items() if c in chosen}
         # The cohort shares out the test set, so that together it is seen exactly once.
         return [
@@ -279,6 +299,19 @@ class AdversarialStrategy(Strategy):
         """Averages of counters are floats again: give every array its own type back."""
         state = arrays.to_torch_state_dict()
         return ArrayRecord({n: t.to(self._sent[n].dtype) for n, t in state.items()})
+
+
+def _secret(spec: Spec) -> Defense | None:
+    """The defense under which the server reads the sum of a cohort alone, if there is one."""
+    declared = create_defenses(spec.defenses)
+    hiding = [d for d in declared if type(d).reveal is not Defense.reveal]
+    if hiding and declared[-1] is not hiding[0]:
+        raise SpecError("secure aggregation masks what is uploaded: list it as the last defense.")
+    return hiding[0] if hiding else None
+
+
+def _added(total: dict[str, Tensor], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: total[n] + t if n in total else t.clone() for n, t in tensors.items()}
 
 
 def read_checkpoint(run: Run) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:

@@ -18,7 +18,7 @@ from fedsim.core.store import Run
 from fedsim.core.vault import Vault
 from fedsim.planning import labelled_attacks, prepare, victims
 from fedsim.scoring import COLUMNS
-from fedsim.server import cohort
+from fedsim.server import read_checkpoint
 from tests.conftest import small_spec
 
 
@@ -110,7 +110,7 @@ def test_victims_are_chosen_before_any_result_and_spread_over_the_rounds() -> No
     spec = small_spec("train.rounds=3", "audit.victims=3")
     chosen = victims(spec)
     assert [round_ for round_, _ in chosen] == [1, 2, 3]
-    assert all(client in cohort(spec, round_) for round_, client in chosen)
+    assert all(client in spec.cohort(round_) for round_, client in chosen)
     assert len(victims(small_spec())) == 4
 
 
@@ -135,7 +135,7 @@ def test_noise_that_is_declared_passes_the_canary_and_lowers_the_score(tmp_path:
     verdict = run.summary["verdicts"][0]
     assert verdict["canary"]["ok"]
     assert verdict["metrics"]["psnr"]["worst_case"] < 25
-    truth = Vault(run.vault).read(1, cohort(spec, 1)[0])
+    truth = Vault(run.vault).read(1, spec.cohort(1)[0])
     assert [entry["defense"] for entry in truth.trail] == ["GaussianNoise"]
 
 
@@ -145,7 +145,7 @@ def test_a_frozen_position_embedding_makes_patch_solve_decline(tmp_path: Path) -
     assert verdict["verdict"] == "NO RESULT"
     assert "pos_embed" in verdict["words"]
     assert {job["kind"] for job in run.summary["failed_jobs"]} == {"declined"}
-    truth = Vault(run.vault).read(1, cohort(run.spec, 1)[0])
+    truth = Vault(run.vault).read(1, run.spec.cohort(1)[0])
     assert [(e["defense"], e["stage"]) for e in truth.trail] == [("FrozenPE", "model")]
 
 
@@ -278,3 +278,21 @@ def test_the_python_api_is_the_command_line_without_a_shell(tmp_path: Path) -> N
     assert run.spec.seed == 3
     assert set(run.scores["threat"]) == {"B"}
     assert torch.is_tensor(Vault(run.vault).read(*victims(run.spec)[0]).images)
+
+
+def test_secure_aggregation_trains_the_same_model_and_hides_every_update(tmp_path: Path) -> None:
+    plain = audit(small_spec(), tmp_path / "plain")
+    secret = audit(small_spec("defenses=[{name: secure_aggregation}]"), tmp_path / "secret")
+    one, two = (read_checkpoint(run)[1] for run in (plain, secret))
+    for name in one:
+        assert torch.allclose(one[name].float(), two[name].float(), atol=1e-6)
+    exact = plain.scores[plain.scores.attack == "patch_solve"]
+    assert (exact.psnr == 160).all()
+    hidden = secret.scores[secret.scores.attack == "patch_solve"]
+    assert (hidden.psnr < 20).all()
+    assert (secret.scores.canary < 1e-6).all()
+    with pytest.raises(SpecError, match="list it as the last"):
+        audit(
+            small_spec("defenses=[{name: secure_aggregation}, {name: gaussian_noise}]"),
+            tmp_path / "wrong",
+        )

@@ -151,7 +151,7 @@ def test_the_variants_of_the_paper() -> None:
 
 def test_before_its_warm_up_is_over_nothing_is_shuffled() -> None:
     defense = Mjp(probability=1.0, warmup=2)
-    assert [defense.at_round(n).probability for n in (1, 2, 3)] == [0.0, 0.0, 1.0]
+    assert [defense.at_round(n, 0, [0]).probability for n in (1, 2, 3)] == [0.0, 0.0, 1.0]
 
 
 def test_on_a_convolutional_network_only_the_picture_is_shuffled() -> None:

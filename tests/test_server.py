@@ -16,7 +16,7 @@ from fedsim.core.observation import list_observations, read_observation
 from fedsim.core.store import Run
 from fedsim.core.vault import Vault
 from fedsim.planning import prepare
-from fedsim.server import cohort, create_strategy, read_checkpoint
+from fedsim.server import create_strategy, read_checkpoint
 from tests.conftest import small_spec
 
 
@@ -31,7 +31,7 @@ def test_every_reply_becomes_an_observation(tmp_path: Path) -> None:
     spec = small_spec()
     run = federate(spec, tmp_path / "run")
     seen = [(o.round, o.client) for o in map(read_observation, list_observations(run.observations))]
-    assert seen == [(r, c) for r in (1, 2) for c in cohort(spec, r)]
+    assert seen == [(r, c) for r in (1, 2) for c in spec.cohort(r)]
 
 
 def test_only_the_audited_rounds_are_kept(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_test_accuracy_covers_the_test_set_exactly_once(tmp_path: Path) -> None:
 
 def test_a_client_that_raises_is_left_out_and_the_round_goes_on(tmp_path: Path) -> None:
     spec = small_spec("train.rounds=1")
-    label = label_seen_by(tmp_path / "peek", spec, cohort(spec, 1)[0])
+    label = label_seen_by(tmp_path / "peek", spec, spec.cohort(1)[0])
     broken = small_spec(
         "train.rounds=1", f"defenses=[{{name: 'tests.faults:OnLabel', label: {label}}}]"
     )
@@ -143,7 +143,7 @@ def test_a_client_that_raises_is_left_out_and_the_round_goes_on(tmp_path: Path) 
 
 def test_a_nan_update_is_kept_out_of_the_aggregate_and_reported(tmp_path: Path) -> None:
     spec = small_spec("train.rounds=1")
-    label = label_seen_by(tmp_path / "peek", spec, cohort(spec, 1)[0])
+    label = label_seen_by(tmp_path / "peek", spec, spec.cohort(1)[0])
     poisoned = small_spec(
         "train.rounds=1", f"defenses=[{{name: 'tests.faults:OnLabel', label: {label}, how: nan}}]"
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,8 +29,9 @@ class Defense:
     All randomness comes from ``rng``, whose seed stays with the client.
     """
 
-    def at_round(self, round_: int) -> Self:
-        """The defense as it acts in a round, counted from 1: for schedules."""
+    def at_round(self, round_: int, client: int, cohort: Sequence[int]) -> Defense:
+        """The defense as one client uses it in one round (counted from 1) of a cohort: for
+        schedules, and for what clients do together."""
         return self
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
@@ -66,6 +68,13 @@ class Defense:
     def protect_update(self, update: Update, rng: torch.Generator) -> Update:
         """Change the finished update, the last thing before the upload."""
         return update
+
+    def reveal(
+        self, total: Mapping[str, Tensor], round_: int, cohort: Sequence[int], stayed: Sequence[int]
+    ) -> dict[str, Tensor] | None:
+        """Where single uploads mean nothing: the sum of the updates of those who ``stayed``, from
+        the sum of what they uploaded. None where the server can read each upload."""
+        return None
 
     def counter(self, seen: Informed, model: nn.Module) -> Informed:
         """What an informed server does about this defense: with the update it saw, and with its

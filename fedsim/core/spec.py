@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -198,6 +199,12 @@ class Spec(_Section):
     def cohort_size(self) -> int:
         """Clients that train in one round."""
         return self.train.clients_per_round or self.data.clients
+
+    def cohort(self, round_: int) -> list[int]:
+        """The clients that train in a round: by seed and round alone, sorted."""
+        coin = np.random.default_rng([self.seed, 7, round_])
+        chosen = coin.choice(self.data.clients, size=self.cohort_size, replace=False)
+        return sorted(int(client) for client in chosen)
 
     @property
     def audited_rounds(self) -> list[int]:
