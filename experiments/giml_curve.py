@@ -64,7 +64,11 @@ def draw(
             fontsize=8,
             color="#41566e",
         )
-    axes.set(xlabel="meta-steps", ylabel="PSNR, dB")
+    axes.set(
+        xlabel="meta-steps",
+        ylabel="PSNR, dB",
+        xticks=sorted({s for p in curves.values() for s in p}),
+    )
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=160)
