@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attacks.matching import MatchingAttack, Setting, Weight
+from attacks.matching import MatchingAttack, Weight
 from attacks.objectives import Objective, PositionCosine, SquaredL2
 from attacks.priors import Term, total_variation
 from attacks.selection import transformer_parts
+from attacks.setting import Setting
 from fedsim.core.errors import AttackError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from attacks.matching import MatchingAttack, Setting, Weight
+from attacks.matching import MatchingAttack, Weight
 from attacks.objectives import Objective, ObjectiveName, objective_of
 from attacks.priors import (
     FeaturePrior,
@@ -17,6 +17,7 @@ from attacks.priors import (
     total_variation,
     total_variation_norm,
 )
+from attacks.setting import Setting
 from fedsim.core.knowledge import Statistics
 
 BatchNormName = Literal["auto", "exact", "running", "none"]

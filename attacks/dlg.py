@@ -8,8 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from attacks.engine import OptimizerName, ScheduleName
-from attacks.matching import Count, LabelRule, MatchingAttack, Setting
+from attacks.matching import Count, LabelRule, MatchingAttack
 from attacks.objectives import Objective, SquaredL2
+from attacks.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,9 +24,10 @@ from attacks.generators import (
     latent_size,
     latents_of,
 )
-from attacks.matching import Count, MatchingAttack, Problem, Setting, Stage, Weight
+from attacks.matching import Count, MatchingAttack, Problem, Stage, Weight
 from attacks.objectives import Objective, ObjectiveName, objective_of
 from attacks.priors import FeaturePrior, Term, total_variation
+from attacks.setting import Setting
 from attacks.spaces import Latents, Parametrisation, Pixels, Weights
 from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.knowledge import View

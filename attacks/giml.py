@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from attacks.engine import Budget, search
 from attacks.generators import generate, generator_metadata, load_generator, save_generator
 from attacks.gias import Gias, Rate, SpaceName, centre_of, draw_latents
-from attacks.matching import Count, Problem, Setting, Weight
+from attacks.matching import Count, Problem, Weight
 from attacks.priors import total_variation
+from attacks.setting import Setting
 from attacks.spaces import Latents
 from fedsim.core.attack import Lesson, Progress, no_progress
 from fedsim.core.errors import AttackError, ObservationError

@@ -13,8 +13,9 @@ from pydantic import Field
 
 from attacks.deep_inversion import BatchNormName, DeepInversion
 from attacks.engine import Budget
-from attacks.matching import Count, Setting, Weight
+from attacks.matching import Count, Weight
 from attacks.priors import GroupConsistency, Term
+from attacks.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

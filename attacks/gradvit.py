@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from attacks.engine import Budget
-from attacks.matching import Count, MatchingAttack, Setting, Weight
+from attacks.matching import Count, MatchingAttack, Weight
 from attacks.objectives import Objective, ObjectiveName, objective_of
 from attacks.priors import (
     GroupConsistency,
@@ -23,6 +23,7 @@ from attacks.priors import (
     total_variation_norm,
 )
 from attacks.selection import transformer_parts
+from attacks.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

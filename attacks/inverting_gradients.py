@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attacks.engine import OptimizerName, ScheduleName
-from attacks.matching import MatchingAttack, Setting, Weight
+from attacks.matching import MatchingAttack, Weight
 from attacks.objectives import Objective, ObjectiveName, objective_of
 from attacks.priors import Term, total_variation
+from attacks.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -18,12 +18,10 @@ from torch import Tensor, nn
 
 from attacks.engine import (
     Budget,
-    EngineName,
     Found,
     Matching,
     OptimizerName,
     ScheduleName,
-    choose_way,
     keep,
     restored,
     search,
@@ -35,12 +33,14 @@ from attacks.objectives import Objective, Target
 from attacks.patch_solve import PatchSolve
 from attacks.priors import FeaturePrior, Term
 from attacks.selection import Part, select
+from attacks.setting import Setting, batches_of, protocol_of
 from attacks.spaces import Parametrisation, Pixels
+from attacks.ways import EngineName, choose_way
 from fedsim.core.attack import Progress, Reconstruction, no_progress
 from fedsim.core.defense import Informed
 from fedsim.core.errors import AttackError, NotGranted
 from fedsim.core.knowledge import View
-from fedsim.core.learning import Protocol, Update
+from fedsim.core.learning import Update
 from fedsim.core.models import head_names
 
 Count = Annotated[int, Field(ge=1)]
@@ -49,36 +49,6 @@ LocalName = Literal["auto", "single", "unroll", "surrogate"]
 LabelRule = Rule | Literal["joint"]
 
 UNROLLED_AT_MOST = 16  # local steps; beyond, auto takes the surrogate, whose cost does not grow
-
-
-@dataclass
-class Setting:
-    """One observation as a matching attack sees it."""
-
-    view: View
-    device: torch.device
-    model: nn.Module
-    update: Update
-    side: int
-    count: int  # images to find
-    batches: list[list[int]]  # which of them each local step used, as far as one can know
-    local: Literal["single", "unroll", "surrogate"]
-    masked: bool  # zeros of the update were not uploaded
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def box(self) -> tuple[Tensor, Tensor]:
-        """Black and white after normalisation."""
-        mean, std = (torch.tensor(c, device=self.device) for c in self.view.normalisation)
-        return ((0 - mean) / std).view(3, 1, 1), ((1 - mean) / std).view(3, 1, 1)
-
-    def normalised(self, images: Tensor) -> Tensor:
-        low, high = self.box
-        return images.to(self.device) * (high - low) + low
-
-    def pixels(self, images: Tensor) -> Tensor:
-        low, high = self.box
-        return ((images - low) / (high - low)).clamp(0, 1)
 
 
 @dataclass
@@ -211,7 +181,7 @@ class MatchingAttack(ABC):
                     model,
                     target,
                     objective,
-                    protocol=_protocol(view),
+                    protocol=protocol_of(view),
                     batches=setting.batches,
                     **options,
                 )
@@ -284,7 +254,7 @@ class MatchingAttack(ABC):
         pictures = self.pictures
         if view.grants("oracle_labels"):
             pictures = len(view.oracle_labels)
-        batches = _batches(view, update, size, pictures)
+        batches = batches_of(view, update, size, pictures)
         local = self._local(view, update, batches, notes)
         count = pictures or size
         if local != "single":
@@ -396,34 +366,6 @@ def _shifted(progress: Progress, before: int, whole: int) -> Progress:
         progress(before + done, whole, loss)
 
     return report
-
-
-def _batches(view: View, update: Update, size: int, pictures: int | None) -> list[list[int]]:
-    """Which images each local step used, as the protocol lets one assume.
-
-    Epochs go over the same images each time (in an order that only the client knows; ours is
-    fixed); plain steps take new ones each time, unless ``pictures`` says there are fewer.
-    """
-    if update.kind == "gradient" or not view.grants("local_steps"):
-        return [list(range(pictures or size))]
-    steps, epochs = view.local_steps
-    if epochs:
-        count = pictures or max(1, round(update.num_examples / epochs))
-        once = [list(range(at, min(at + size, count))) for at in range(0, count, size)]
-        return once * epochs
-    total = (steps or 1) * size
-    count = min(pictures or total, total)
-    return [
-        [row % count for row in range(step * size, (step + 1) * size)] for step in range(steps or 1)
-    ]
-
-
-def _protocol(view: View) -> Protocol:
-    """The steps to unroll; a clipped gradient is the (negative) delta of one step of size one."""
-    protocol = view.protocol()
-    if protocol.upload == "delta":
-        return protocol
-    return replace(protocol, lr=1.0, momentum=0.0, weight_decay=0.0)
 
 
 def _classes(model: nn.Module) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attacks.matching import MatchingAttack, Setting, Weight
+from attacks.matching import MatchingAttack, Weight
 from attacks.objectives import Objective, Tag
+from attacks.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

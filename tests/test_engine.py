@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attacks.engine import Budget, choose_way, search
+from attacks.engine import Budget, search
 from attacks.local_steps import OptimizerMemory, SurrogateMatcher, UnrolledMatcher
 from attacks.matcher import GradientMatcher, Matcher, Way, silence
 from attacks.objectives import Cosine, LayerL2, Objective, PositionCosine, SquaredL2, Tag, Target
@@ -24,6 +24,7 @@ from attacks.priors import (
 )
 from attacks.spaces import Pixels
 from attacks.surrogates import as_matrix, tape_kinks
+from attacks.ways import choose_way
 from fedsim.core.attack import Progress, no_progress
 from fedsim.core.errors import AttackError
 from fedsim.core.learning import Protocol, local_update

@@ -12,7 +12,6 @@ on. A class of one's own is named by its import path ``package.module:Class``; i
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +21,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from fedsim.core.errors import ModelError, did_you_mean
+from fedsim.core.errors import ModelError, SpecError
+from fedsim.core.registry import find
 from fedsim.core.spec import GeneratorSpec
 from fedsim.core.store import save_tensors
 
@@ -34,17 +34,10 @@ GENERATORS: dict[str, str] = {
 
 def create_generator(name: str, options: Mapping[str, Any], *, seed: int = 0) -> nn.Module:
     """A fresh generator in eval mode; the same seed gives the same weights."""
-    path = GENERATORS.get(name, name)
-    if ":" not in path:
-        raise ModelError(
-            f"there is no generator '{name}'{did_you_mean(name, GENERATORS)}; known: "
-            f"{', '.join(sorted(GENERATORS))}; or give an import path 'package.module:Class'."
-        )
-    module, _, attribute = path.partition(":")
     try:
-        made = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ModelError(f"the generator '{name}' cannot be imported: {error}.") from error
+        made = find("generator", GENERATORS, name)
+    except SpecError as error:
+        raise ModelError(str(error)) from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from fedsim.core.errors import SpecError, did_you_mean
 
 
-def resolve(kind: str, table: Mapping[str, str], name: str) -> type:
-    """The class behind ``name``: an entry of ``table`` or an import path."""
+def find(kind: str, table: Mapping[str, str], name: str) -> Any:
+    """What ``name`` stands for: an entry of ``table`` or an import path."""
     path = table.get(name, name)
     if ":" not in path:
         known = ", ".join(sorted(table))
@@ -27,9 +27,14 @@ def resolve(kind: str, table: Mapping[str, str], name: str) -> type:
         )
     module_name, _, attribute = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
+        return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise SpecError(f"the {kind} '{name}' cannot be imported: {error}.") from error
+
+
+def resolve(kind: str, table: Mapping[str, str], name: str) -> type:
+    """The class behind ``name``, a dataclass of its parameters."""
+    found = find(kind, table, name)
     if not dataclasses.is_dataclass(found) or not isinstance(found, type):
         raise SpecError(f"the {kind} '{name}' must be a dataclass of its parameters.")
     return found
