@@ -254,7 +254,8 @@ def aggregate(rows: pd.DataFrame) -> pd.DataFrame:
     numbers = [c for c in rows.columns if c not in (*keys, "seed", "verdict", "adaptive")]
     mean = rows.groupby([*keys, "adaptive"], sort=False)[numbers].mean(numeric_only=True)
     mean = mean.reset_index()
-    chosen = mean.loc[mean.groupby(keys, sort=False)["psnr"].idxmax().dropna()]
+    rank = mean.assign(psnr=mean["psnr"].fillna(-np.inf))  # an attack that declined comes last
+    chosen = mean.loc[rank.groupby(keys, sort=False)["psnr"].idxmax()]
     naive = mean[~mean["adaptive"]].set_index(keys)["psnr"]
     adaptive = mean[mean["adaptive"]].set_index(keys)["psnr"]
     index = pd.MultiIndex.from_frame(chosen[keys])
@@ -268,7 +269,8 @@ def by_cell(table: pd.DataFrame) -> list[dict[str, Any]]:
     """One entry a defense and strength: the strongest attack's leakage, the accuracy, and whether
     no other cell beats it in both."""
     keys = ["defense", "strength"]
-    strongest = table.loc[table.groupby(keys, sort=False)["ssim"].idxmax()]
+    rank = table.assign(ssim=table["ssim"].fillna(-np.inf))
+    strongest = table.loc[rank.groupby(keys, sort=False)["ssim"].idxmax()]
     columns = [*keys, "attack", "psnr", "ssim", "recovered", "accuracy", "bytes_a_round"]
     cells: list[dict[str, Any]] = [
         {str(k): v for k, v in row.items()} for row in strongest[columns].to_dict("records")

@@ -147,3 +147,15 @@ def test_the_command_prints_the_cells(tmp_path: Path, done: tuple[Path, pd.DataF
         "gaussian_noise",
         "mjp",
     ]
+
+
+def test_an_attack_that_declines_is_told_and_does_not_count() -> None:
+    def row(attack: str, psnr: float) -> dict:
+        same = {"defense": "d", "strength": "", "verdict": "", "seed": 0, "accuracy": 0.5}
+        return {**same, "attack": attack, "psnr": psnr, "ssim": psnr / 100, "recovered": 0.0}
+
+    table = aggregate(pd.DataFrame([row("a", float("nan")), row("b", 12.0)]))
+    table = table.assign(bytes_a_round=1024)
+    assert "| d |  | declined | 12.0 |" in as_markdown(table)
+    (cell,) = by_cell(table)
+    assert cell["attack"] == "b"
