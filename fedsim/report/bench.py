@@ -80,16 +80,19 @@ def frontier(cells: list[dict[str, Any]]) -> Figure:
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
     known = [cell for cell in cells if cell["accuracy"] is not None]
-    for cell in known:
-        at = (100 * cell["accuracy"], cell["ssim"])
+    points = [(100 * cell["accuracy"], cell["ssim"]) for cell in known]
+    for cell, at in zip(known, points, strict=True):
         axes.scatter(*at, color=FRONT if cell["front"] else MUTED, s=26, zorder=3)
+    places = label_places(points, [_label(cell) for cell in known])
+    for cell, at, place in zip(known, points, places, strict=True):
         axes.annotate(
             _label(cell),
             at,
-            xytext=(5, 3),
-            textcoords="offset points",
-            fontsize=7,
-            color=INK if cell["front"] else MUTED,
+            xytext=place,
+            fontsize=6.5,
+            va="center",
+            color=INK if cell["front"] else "#58616b",
+            arrowprops={"arrowstyle": "-", "color": "#c9cdd2", "lw": 0.5, "shrinkB": 2},
         )
     line = sorted((cell["accuracy"], cell["ssim"]) for cell in known if cell["front"])
     if line:
@@ -101,9 +104,34 @@ def frontier(cells: list[dict[str, Any]]) -> Figure:
         ylabel="leakage: SSIM of the strongest attack",
         ylim=(-0.02, 1.05),
     )
-    axes.margins(x=0.16)
+    axes.margins(x=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def label_places(points: list[tuple[float, float]], labels: list[str]) -> list[tuple[float, float]]:
+    """Where to write each label: beside its point, moved up or down until it is free."""
+    if not points:
+        return []
+    across = [x for x, _ in points]
+    letter, height = 0.0085 * max(max(across) - min(across), 1.0) * 1.5, 0.034
+    taken = [(x - letter, x + letter, y) for x, y in points]  # the points themselves
+    places: list[tuple[float, float]] = []
+    for (x, y), label in sorted(zip(points, labels, strict=True), key=lambda p: -p[0][1]):
+        left, right = x + 2 * letter, x + (2 + len(label)) * letter
+        shifts = [k * height for n in range(20) for k in ((n,) if n == 0 else (-n, n))]
+        free = [
+            s
+            for s in shifts
+            if -0.01 <= y + s <= 1.04
+            and all(b < left or a > right or abs(y + s - at) >= height for a, b, at in taken)
+        ]
+        place = (left, y + (free[0] if free else 0.0))
+        taken.append((left, right, place[1]))
+        places.append(place)
+    order = sorted(range(len(points)), key=lambda i: -points[i][1])
+    by_index = dict(zip(order, places, strict=True))
+    return [by_index[i] for i in range(len(points))]
 
 
 def _label(cell: dict[str, Any]) -> str:
