@@ -132,6 +132,8 @@ def test_bad_generators_are_one_sentence(tmp_path: Path) -> None:
         create_generator("dcgan", {"image_size": 30})
     with pytest.raises(ModelError, match="channels must be 1 or 3"):
         create_generator("dcgan", {"channels": 2})
+    with pytest.raises(ModelError, match="cannot make an image"):
+        check_generator(create_generator("dcgan", {"image_size": 16, "width": 0}), 16)
     with pytest.raises(ModelError, match=r"pixels must lie in \[0, 1\]"):
         check_generator(Loud(), 16)
 

@@ -93,8 +93,12 @@ def load_generator(spec: GeneratorSpec, *, image_size: int) -> nn.Module:
 def check_generator(generator: nn.Module, image_size: int) -> None:
     """Make one image and look at it: size, channels, range."""
     latents = latents_of(generator, torch.zeros(1, latent_size(generator)))
-    with torch.no_grad():
-        images = decode(generator, latents, torch.zeros(1, dtype=torch.long))
+    try:
+        with torch.no_grad():
+            images = decode(generator, latents, torch.zeros(1, dtype=torch.long))
+    except RuntimeError as error:
+        first = str(error).splitlines()[0]
+        raise ModelError(f"the generator cannot make an image: {first}") from error
     if images.dim() != 4 or images.shape[1] not in (1, 3):
         raise ModelError(
             f"the generator makes images of shape {tuple(images.shape[1:])}; one or three channels "
