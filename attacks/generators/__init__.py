@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedsim.core.errors import ModelError, SpecError
@@ -156,7 +156,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return tensors, json.loads(metadata.get("generator", "{}"))
     except FileNotFoundError:
         raise ModelError(f"there is no generator file '{path}'.") from None
-    except Exception as error:
+    except (SafetensorError, ValueError, OSError) as error:
         raise ModelError(
             f"'{path}' is no generator file: not a safetensors checkpoint ({type(error).__name__})."
         ) from error
