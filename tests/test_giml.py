@@ -16,7 +16,7 @@ from attacks import create_attack
 from attacks.generators import generate, load_generator
 from attacks.giml import Giml, MetaLearner, draw_samples, read_memory
 from fedsim.auditing import audit
-from fedsim.core.attack import Learner, no_progress
+from fedsim.core.attack import Learner, Reconstruction, no_progress
 from fedsim.core.errors import AttackError, NotGranted, ObservationError, SpecError
 from fedsim.core.knowledge import Traffic, View
 from fedsim.core.spec import Component, GeneratorSpec, Spec, load_spec
@@ -70,6 +70,11 @@ def test_an_audit_learns_after_every_round_and_attacks_at_the_end(run: Run) -> N
     verdict = next(v for v in run.summary["verdicts"] if v["attack"] == "giml")
     assert "traffic" in verdict["ledger"]
     assert (memory / "samples.png").is_file()
+
+
+def test_searching_what_was_learned_counts_as_reading_the_traffic(run: Run) -> None:
+    (first, *_) = sorted((run.reconstructions / "giml").rglob("*.safetensors"))
+    assert "traffic" in Reconstruction.load(first).ledger
 
 
 def test_every_round_is_observed_though_only_the_last_is_attacked(run: Run) -> None:

@@ -121,8 +121,8 @@ class Traffic:
 class View:
     """What one attack may see of one observation.
 
-    ``round`` and ``client`` are the envelope. ``notebook`` and ``memory`` are no knowledge: they
-    keep what an attack worked out itself, of one observation and from the traffic.
+    ``round`` and ``client`` are the envelope. ``notebook`` is no knowledge: it keeps what an
+    attack worked out itself, of this observation.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class View:
         self._seed = seed
         self.round, self.client = observation.round, observation.client
         self.notebook = notebook
-        self.memory = memory
+        self._memory = memory
         self._counter = counter
 
     @property
@@ -180,6 +180,13 @@ class View:
     def granted(self) -> frozenset[str]:
         """What the threat model grants; asking is no reading."""
         return self._granted
+
+    @property
+    def memory(self) -> Path | None:
+        """Where an attack keeps what it learned; it learned from the traffic, so this reads it."""
+        if self._memory is not None:
+            self._field("traffic")
+        return self._memory
 
     def grants(self, field: str) -> bool:
         """Whether ``field`` may be read and is there; asking is no reading."""
