@@ -17,7 +17,7 @@ from clients.shards import draw_batches, images_of
 from defenses import create_defenses
 from fedsim.core.defense import Defense
 from fedsim.core.device import resolve_device, threads
-from fedsim.core.learning import Protocol, Trail, Update, batchnorm_buffers, learn
+from fedsim.core.learning import Protocol, Trail, Update, batchnorm_buffers, learn, recall
 from fedsim.core.models import build_architecture
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Truth, Vault, distinct
@@ -70,9 +70,11 @@ def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, 
     spec, vault = side.spec, Vault(side.vault)
     device = resolve_device(spec.engine.device)
     cohort = spec.cohort(round_)
-    defenses = [d.at_round(round_, client, cohort) for d in create_defenses(spec.defenses)]
+    own = vault.read_state(round_, client)
+    declared = recall(create_defenses(spec.defenses), own)
+    defenses = [d.at_round(round_, client, cohort) for d in declared]
     trail = Trail()
-    model = _model(side, round_, client, weights, defenses, trail).to(device)
+    model = _model(spec, own, weights, defenses, trail).to(device)
     drawn = draw_batches(spec, round_, client)
     secret = _secret(spec.seed, client, round_)
     update = learn(
@@ -86,7 +88,10 @@ def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, 
     )
     images, labels, layout = distinct(drawn)
     vault.write(round_, client, Truth(images, labels, layout, secret, trail.entries))
-    if spec.train.batchnorm == "local" and (state := batchnorm_buffers(model)):
+    state = trail.kept_back
+    if spec.train.batchnorm == "local":
+        state = state | batchnorm_buffers(model)
+    if state:
         vault.write_state(round_, client, state)
     return update
 
@@ -104,7 +109,8 @@ def evaluate_client(
     spec = side.spec
     device = resolve_device(spec.engine.device)
     defenses = create_defenses(spec.defenses)
-    model = _model(side, round_ + 1, client, weights, defenses, Trail()).to(device).eval()
+    own = Vault(side.vault).read_state(round_ + 1, client)
+    model = _model(spec, own, weights, defenses, Trail()).to(device).eval()
     protocol = Protocol.of(spec.train, spec.data)
     images = images_of(spec.data, "test")
     rows = range(part, len(images), parts)
@@ -124,15 +130,13 @@ def evaluate_client(
 
 
 def _model(
-    side: ClientSide,
-    round_: int,
-    client: int,
+    spec: Spec,
+    own: dict[str, Tensor],
     weights: dict[str, Tensor],
     defenses: list[Defense],
     trail: Trail,
 ) -> nn.Module:
     """The model as this client uses it: the server's weights, its own BatchNorm statistics."""
-    spec = side.spec
     classes = len(images_of(spec.data, "train").classes)
     model = build_architecture(spec.model, image_size=spec.data.image_size, num_classes=classes)
     for defense in defenses:
@@ -141,7 +145,7 @@ def _model(
         trail.note(defense, "model", before, _trained(model))
     model.load_state_dict(weights)
     if spec.train.batchnorm == "local":
-        model.load_state_dict(Vault(side.vault).read_state(round_, client), strict=False)
+        model.load_state_dict(own, strict=False)
     return model
 
 

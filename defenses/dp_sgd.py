@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fedsim.core.defense import Defense
+from defenses.accounting import spent
+from fedsim.core.defense import Budget, Defense, Exposure
 from fedsim.core.errors import ModelError
 from fedsim.core.models import batchnorm_names
 
@@ -63,16 +64,14 @@ class DpSgd(Defense):
             for name, t in total.items()
         }
 
+    def budget(self, exposure: Exposure) -> Budget:
+        spent = self.epsilon(min(1.0, exposure.rate), exposure.steps)
+        return Budget(spent, self.delta, "one sample of a client")
+
     def epsilon(self, rate: float, steps: int) -> float:
         """The budget spent after ``steps`` noisy sums, of which each sample is in a share ``rate``
         (opacus' accountant on Renyi divergences)."""
-        from opacus.accountants import RDPAccountant
-
-        if self.noise == 0:
-            return float("inf")
-        accountant = RDPAccountant()
-        accountant.history = [(self.noise, rate, steps)]
-        return float(accountant.get_epsilon(self.delta))
+        return spent(self.noise, rate, steps, self.delta)
 
 
 def clipped_sum(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]:

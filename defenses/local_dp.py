@@ -1,6 +1,7 @@
 """Local differential privacy of a whole update: clipped, then noised once, as Flower's LocalDpMod.
 
-The Gaussian mechanism for one release; over several rounds the budgets add up.
+The noise is that of the Gaussian mechanism for one release; what several rounds cost is counted by
+the accountant, because the mechanism's formula promises nothing above an epsilon of one.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from defenses.accounting import spent
 from defenses.clipping import Clipping
-from fedsim.core.defense import Defense
+from fedsim.core.defense import Budget, Defense, Exposure
 from fedsim.core.learning import Update
 
 
@@ -32,6 +34,11 @@ class LocalDp(Defense):
         """The noise that the Gaussian mechanism asks for."""
         reach = self.sensitivity if self.sensitivity is not None else self.clip
         return reach * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+
+    def budget(self, exposure: Exposure) -> Budget:
+        """One release a round, counted exactly: the mechanism's own formula holds below one."""
+        total = spent(self.deviation / self.clip, 1.0, exposure.rounds, self.delta)
+        return Budget(total, self.delta, "a client's taking part")
 
     def protect_update(self, update: Update, rng: torch.Generator) -> Update:
         clipped = Clipping(self.clip).protect_update(update, rng)

@@ -22,6 +22,14 @@ class Quantization(Defense):
     def protect_update(self, update: Update, rng: torch.Generator) -> Update:
         return replace(update, tensors={n: self._coarse(t) for n, t in update.tensors.items()})
 
+    def encoded_bytes(self, update: Update) -> int | None:
+        """8 bits or one bit a number, and a scale for each tensor."""
+        tensors = update.tensors.values()
+        if not all(t.is_floating_point() for t in tensors):  # masked since: no level is left
+            return None
+        bits = {"int8": 8, "sign": 1}[self.kind]
+        return sum(-(-t.numel() * bits // 8) + 4 for t in tensors)
+
     def _coarse(self, tensor: Tensor) -> Tensor:
         if self.kind == "sign":
             return tensor.sign() * tensor.abs().mean()

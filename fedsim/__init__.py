@@ -60,7 +60,8 @@ def bench(
     spec: str | Path | Mapping[str, Any], *overrides: str, output: str | Path = "runs/bench"
 ) -> Any:
     """Attacks x defenses x strengths; returns the table as a DataFrame."""
-    from fedsim.bench import conduct, load_bench
+    from fedsim.benchmark.cells import load_bench
+    from fedsim.benchmark.measuring import conduct
 
     return conduct(load_bench(spec, overrides), output)
 

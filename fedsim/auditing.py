@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clients.shards import images_of
+from fedsim.budgets import budgets
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import RunError
 from fedsim.core.metrics import lpips_unavailable
@@ -113,6 +114,7 @@ def conclude(run: Run, *, seconds: float | None = None, watch: Watch | None = No
             "verdicts": summarise(scores, spec, labels, _ledgers(run, jobs), failed),
             "failed_jobs": failed,
             "events": run.events(),
+            "privacy": budgets(spec),
             "unavailable": {
                 "lpips": lpips_unavailable(),
                 "identified": "identification needs a gallery of pictures, which this run has not",

@@ -98,7 +98,9 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Attacks x defenses x strengths: leakage and accuracy in one table."""
-    from fedsim.bench import by_cell, conduct, load_bench
+    from fedsim.benchmark.cells import load_bench
+    from fedsim.benchmark.measuring import conduct
+    from fedsim.benchmark.table import by_cell
 
     checked = load_bench(spec, overrides or [])
     with _watch(as_json).cells() as progress:

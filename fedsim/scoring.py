@@ -8,9 +8,10 @@ nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -22,7 +23,7 @@ from fedsim.core import metrics
 from fedsim.core.attack import Reconstruction
 from fedsim.core.device import resolve_device, threads
 from fedsim.core.errors import FedsimError
-from fedsim.core.learning import Update, local_update
+from fedsim.core.learning import Update, local_update, recall
 from fedsim.core.observation import Observation, observation_name, read_observation
 from fedsim.core.spec import Component
 from fedsim.core.store import Run, write_json
@@ -130,8 +131,13 @@ def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]
             continue
         try:
             observation = read_observation(run.observations / f"{name}.json")
-            cohort = run.spec.cohort(round_)
-            known[name] = canary(observation, vault.read(round_, client), device, cohort)
+            known[name] = canary(
+                observation,
+                vault.read(round_, client),
+                device,
+                run.spec.cohort(round_),
+                vault.read_state(round_, client),
+            )
         except FedsimError as error:
             run.note("canary_failed", f"{name}: {error}", round=round_, client=client)
         except RuntimeError as error:  # torch: the announced model does not fit what was sent
@@ -142,19 +148,24 @@ def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]
 
 
 def canary(
-    observation: Observation, truth: Truth, device: torch.device, cohort: Sequence[int] = ()
+    observation: Observation,
+    truth: Truth,
+    device: torch.device,
+    cohort: Sequence[int] = (),
+    own: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> float:
     """|replay - observed| / |observed| over the whole update.
 
     The replay uses what the protocol announced: its weights, model, normalisation, steps and
-    declared defenses; of the client's secrets only the batch and the seed of those defenses. It
-    runs on the clients' kind of device, because devices round differently.
+    declared defenses; of the client's secrets only the batch, the seed of those defenses and what
+    they kept back before (``own``). It runs on the clients' kind of device, because devices round
+    differently.
     """
     public = observation.public
     model = announced_model(public)
     model.load_state_dict(observation.weights)
     model.to(device)
-    declared = create_defenses([Component.model_validate(d) for d in public.defenses])
+    declared = recall(create_defenses([Component.model_validate(d) for d in public.defenses]), own)
     defenses = [d.at_round(observation.round, observation.client, cohort) for d in declared]
     with threads(1):
         replay = local_update(

@@ -10,15 +10,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from fedsim.bench import (
-    aggregate,
-    as_markdown,
-    both_ways,
-    by_cell,
-    conduct,
-    load_bench,
-    pareto,
-)
+from fedsim.benchmark.cells import both_ways, load_bench
+from fedsim.benchmark.measuring import conduct
+from fedsim.benchmark.table import aggregate, as_markdown, by_cell, pareto
 from fedsim.cli import app
 from fedsim.core.errors import SpecError
 from fedsim.core.spec import Component
@@ -92,24 +86,33 @@ def test_a_bench_goes_on_and_does_only_what_is_missing(done: tuple[Path, pd.Data
         conduct(load_bench({}, [*BENCH, "seed=5"]), root)
 
 
-def test_of_two_ways_the_stronger_counts_and_seeds_are_averaged() -> None:
-    def row(attack: str, seed: int, psnr: float) -> dict:
-        same = {
-            "defense": "d",
-            "strength": "s",
-            "verdict": "",
-            "ssim": psnr / 100,
-            "recovered": 0.0,
-        }
-        return {**same, "attack": attack, "seed": seed, "psnr": psnr, "accuracy": 0.5}
+def frames(scores: dict[tuple[str, int], list[float]]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Pictures and outcomes of one cell: for each attack and seed, the PSNR of its pictures."""
+    cost = {"accuracy": 0.5, "rounds_to_target": None, "bytes_a_round": 1024.0}
+    cost |= {"upload_bytes": 1024.0, "round_seconds": 1.0, "epsilon": None}
+    same = {"defense": "d", "strength": "s"}
+    pictures, outcomes = [], []
+    for (attack, seed), values in scores.items():
+        own = {**same, "attack": attack, "seed": seed}
+        outcomes.append({**own, "verdict": "", **cost, "accuracy": 0.5 + 0.1 * seed})
+        for client, psnr in enumerate(values):
+            numbers = dict.fromkeys(("mse", "psnr_registered", "lpips", "fft2d", "identified"))
+            about = {"round": 1, "client": client, "trial": 0, "seconds": 1.0}
+            labels = {"label_true": 1, "label_recovered": 1}
+            found = {"psnr": psnr, "ssim": psnr / 100}
+            pictures.append({**own, **about, **numbers, **labels, **found})
+    return pd.DataFrame(pictures), pd.DataFrame(outcomes)
 
-    rows = [row("a", 0, 10), row("a", 1, 20), row("a naive", 0, 30), row("a naive", 1, 20)]
-    rows.append(row("prior_only", 0, 99))
-    table = aggregate(pd.DataFrame(rows))
+
+def test_of_two_ways_the_stronger_counts_and_seeds_are_averaged() -> None:
+    scores = {("a", 0): [10.0], ("a", 1): [20.0], ("a naive", 0): [30.0], ("a naive", 1): [20.0]}
+    table = aggregate(*frames({**scores, ("prior_only", 0): [99.0]}))
     assert len(table) == 1
     assert (table["psnr"][0], table["psnr_naive"][0], table["psnr_adaptive"][0]) == (25, 25, 15)
-    assert "15.0 (25.0)" in as_markdown(table.assign(bytes_a_round=1024))
-    (cell,) = by_cell(table.assign(bytes_a_round=1024))
+    assert (table["psnr_low"][0], table["psnr_high"][0]) == (20, 30)
+    assert "15.0 (25.0) [20.0, 30.0]" in as_markdown(table)
+    assert "55 % (50 to 60)" in as_markdown(table)
+    (cell,) = by_cell(table)
     assert cell["front"]
 
 
@@ -150,12 +153,37 @@ def test_the_command_prints_the_cells(tmp_path: Path, done: tuple[Path, pd.DataF
 
 
 def test_an_attack_that_declines_is_told_and_does_not_count() -> None:
-    def row(attack: str, psnr: float) -> dict:
-        same = {"defense": "d", "strength": "", "verdict": "", "seed": 0, "accuracy": 0.5}
-        return {**same, "attack": attack, "psnr": psnr, "ssim": psnr / 100, "recovered": 0.0}
-
-    table = aggregate(pd.DataFrame([row("a", float("nan")), row("b", 12.0)]))
-    table = table.assign(bytes_a_round=1024)
-    assert "| d |  | declined | 12.0 |" in as_markdown(table)
+    table = aggregate(*frames({("a", 0): [], ("b", 0): [12.0]}))
+    assert "| d | s | declined | 12.0 |" in as_markdown(table)
     (cell,) = by_cell(table)
     assert cell["attack"] == "b"
+
+
+def test_a_lever_of_the_spec_is_a_cell_like_a_defense(tmp_path: Path) -> None:
+    axis = "{name: batch size, levers: [train.batch_size=2, train.batch_size=3]}"
+    bench = load_bench({}, [*BENCH, f"bench={{defenses: [{axis}]}}"])
+    cells = list(bench.cells())
+    assert [cell.label for cell in cells] == ["none", "batch size 2", "batch size 3"]
+    assert [bench.attacked(cell).train.batch_size for cell in cells] == [1, 2, 3]
+    assert [bench.trained(cell).train.batch_size for cell in cells] == [1, 2, 3]
+    with pytest.raises(SpecError, match="batch_sizes"):
+        load_bench({}, [*BENCH, "bench={defenses: [{name: x, levers: [train.batch_sizes=2]}]}"])
+
+
+def test_cells_on_ray_give_the_same_table(tmp_path: Path, done: tuple[Path, pd.DataFrame]) -> None:
+    elsewhere = [*BENCH, "engine={kind: ray, attack_workers: 2, cpus: 2}"]
+    table = conduct(load_bench({}, elsewhere), tmp_path / "b")
+    timed = ["attack_seconds", "round_seconds"]
+    pd.testing.assert_frame_equal(table.drop(columns=timed), done[1].drop(columns=timed))
+
+
+def test_the_budget_of_a_defense_and_its_bytes_are_in_the_table(tmp_path: Path) -> None:
+    axes = (
+        "[{name: dp_sgd, strengths: [{noise: 1.0}]}, {name: top_k, strengths: [{sparsity: 0.9}]}]"
+    )
+    table = conduct(load_bench({}, [*BENCH, f"bench={{defenses: {axes}}}"]), tmp_path / "b")
+    rows = {row["defense"]: row for row in table.to_dict("records")}
+    assert rows["dp_sgd"]["epsilon"] > 0
+    assert pd.isna(rows["none"]["epsilon"])
+    assert rows["top_k"]["upload_bytes"] < 0.25 * rows["none"]["upload_bytes"]
+    assert rows["top_k"]["bytes_a_round"] == rows["none"]["bytes_a_round"]

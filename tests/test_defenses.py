@@ -9,8 +9,9 @@ import torch
 
 from clients.shards import draw_batches
 from defenses import create_defense, create_defenses
+from fedsim.budgets import budgets
 from fedsim.core.errors import ModelError, SpecError
-from fedsim.core.learning import Protocol, Trail, digest, learn, local_update
+from fedsim.core.learning import Protocol, Trail, digest, learn, local_update, recall
 from fedsim.core.models import build_model
 from fedsim.core.spec import Component, ModelSpec, load_spec
 
@@ -315,3 +316,102 @@ def test_a_masked_upload_alone_is_noise(vit) -> None:
     assert masked[2][name].dtype == torch.int64
     assert abs(float(torch.corrcoef(torch.stack([held, plain]))[0, 1])) < 0.05
     assert float(held.std()) == pytest.approx(2.0**64 / 12**0.5, rel=0.05)  # uniform
+
+
+def test_error_feedback_uploads_later_what_was_left_out(vit) -> None:
+    """The sum of the uploads falls behind that of the updates by what the client still owes."""
+    defense = create_defense("top_k", sparsity=0.9, feedback=True)
+    state: dict[str, torch.Tensor] = {}
+    plain = local_update(vit, BATCH, Protocol()).tensors
+    sent: dict[str, torch.Tensor] = {}
+    first = plain
+    for round_ in range(3):
+        trail = Trail()
+        (own,) = recall([defense], state)
+        update = learn(vit, BATCH, Protocol(), defenses=[own], trail=trail).tensors
+        sent = {n: sent.get(n, 0) + t for n, t in update.items()}
+        first = update if round_ == 0 else first
+        state = trail.kept_back
+    prefix = next(iter(state)).removesuffix(next(iter(plain)))
+    for name, tensor in plain.items():
+        assert torch.allclose(sent[name] + state[f"{prefix}{name}"], 3 * tensor, atol=1e-5)
+    name = "blocks.0.mlp.fc1.weight"
+    assert not torch.equal(update[name] != 0, first[name] != 0)  # others have had their turn
+
+
+def test_without_feedback_nothing_is_kept_back(vit) -> None:
+    trail = Trail()
+    learn(vit, BATCH, Protocol(), defenses=[create_defense("top_k")], trail=trail)
+    assert trail.kept_back == {}
+
+
+def test_the_canary_knows_what_a_client_kept_back(tmp_path) -> None:
+    from fedsim.auditing import audit
+    from tests.conftest import small_spec
+
+    run = audit(
+        small_spec(
+            "defenses=[{name: top_k, sparsity: 0.8, feedback: true}]",
+            "data.clients=2",
+            "train={rounds: 3, clients_per_round: 2, evaluate: false}",
+            "audit={rounds: [3], victims: 2}",
+        ),
+        tmp_path / "run",
+    )
+    canaries = run.scores["canary"]
+    assert len(canaries)
+    assert float(canaries.max()) < 1e-5
+    for state in run.vault.rglob("*.state.safetensors"):  # without its memory it cannot replay
+        state.unlink()
+    (run.root / "canaries.json").unlink()
+    from fedsim.auditing import conclude
+
+    conclude(run)
+    assert float(run.scores["canary"].max()) > 1e-2
+
+
+def test_what_an_upload_takes_on_a_wire(vit) -> None:
+    plain = local_update(vit, BATCH, Protocol())
+    numbers = sum(t.numel() for t in plain.tensors.values())
+    assert plain.nbytes() == 4 * numbers
+
+    def size(name: str, **params) -> float:
+        defense = create_defense(name, **params)
+        return defense.encoded_bytes(upload(vit, defense)) / numbers
+
+    assert size("top_k", sparsity=0.9) == pytest.approx(0.8, rel=0.02)  # a number and its place
+    assert size("top_k", sparsity=0.1) == pytest.approx(4.0, rel=0.02)  # dense is shorter
+    assert size("quantization") == pytest.approx(1.0, rel=0.01)
+    assert size("quantization", kind="sign") == pytest.approx(1 / 8, rel=0.02)
+    assert create_defense("clipping").encoded_bytes(plain) is None
+
+
+def test_the_budget_counts_every_round_of_the_client_that_spends_most() -> None:
+    def told(*overrides: str) -> dict:
+        spec = load_spec({}, ["data.image_size=32", "data.clients=4", *overrides])
+        (budget,) = budgets(spec)
+        return budget
+
+    noise = "defenses=[{name: dp_sgd, noise: 1.0}]"
+    one = told(noise, "train={rounds: 1, batch_size: 8}")
+    assert one["epsilon"] == pytest.approx(create_defense("dp_sgd").epsilon(8 / 128, 1))
+    epochs = told(noise, "train={rounds: 2, batch_size: 8, upload: delta, local_epochs: 1}")
+    assert epochs["epsilon"] == pytest.approx(create_defense("dp_sgd").epsilon(8 / 128, 32))
+    assert told("defenses=[{name: dp_sgd, noise: 0.0}]")["epsilon"] is None
+    local = "defenses=[{name: local_dp, epsilon: 0.9}]"
+    rounds = [told(local, f"train={{rounds: {r}}}")["epsilon"] for r in (1, 4)]
+    assert rounds[0] < 0.9 < rounds[1] < 4 * 0.9
+
+
+def test_the_sum_of_a_cohort_is_the_gradient_of_its_joint_batch(vit) -> None:
+    """What secure aggregation leaves to the server is one gradient of all the clients' pictures:
+    as hard to invert as a larger batch, and no harder."""
+    images, labels = pictures(6)[0]
+    apart = [
+        local_update(vit, [(images[i : i + 2], labels[i : i + 2])], Protocol()).tensors
+        for i in (0, 2, 4)
+    ]
+    joint = local_update(vit, [(images, labels)], Protocol()).tensors
+    for name, tensor in joint.items():
+        mean = torch.stack([one[name] for one in apart]).mean(0)
+        assert torch.allclose(mean, tensor, atol=1e-5)

@@ -11,7 +11,7 @@ import pytest
 from attacks import create_attack
 from defenses import create_defenses
 from fedsim.auditing import audit
-from fedsim.bench import load_bench
+from fedsim.benchmark.cells import load_bench
 from fedsim.core.spec import load_spec, read_content
 from fedsim.core.store import Run
 from fedsim.planning import check_needs, labelled_attacks

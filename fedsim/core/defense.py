@@ -15,6 +15,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Exposure:
+    """How often a federation uses a client's samples: what a privacy budget is counted from."""
+
+    rate: float  # the share of its samples that a client uses in a step
+    steps: int  # over all rounds it takes part in
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A differential-privacy guarantee after all rounds; ``protects`` says whom or what."""
+
+    epsilon: float
+    delta: float
+    protects: str
+
+
+@dataclass(frozen=True)
 class Informed:
     """An update as a server reads it that knows how the client defends itself."""
 
@@ -32,6 +50,10 @@ class Defense:
     def at_round(self, round_: int, client: int, cohort: Sequence[int]) -> Defense:
         """The defense as one client uses it in one round (counted from 1) of a cohort: for
         schedules, and for what clients do together."""
+        return self
+
+    def recall(self, kept_back: Mapping[str, Tensor]) -> Defense:
+        """The defense of a client that kept this back in the last round it took part in."""
         return self
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
@@ -68,6 +90,19 @@ class Defense:
     def protect_update(self, update: Update, rng: torch.Generator) -> Update:
         """Change the finished update, the last thing before the upload."""
         return update
+
+    def keep_back(self, before: Update, after: Update) -> dict[str, Tensor]:
+        """What the client keeps of this round, for `recall` in its next."""
+        return {}
+
+    def encoded_bytes(self, update: Update) -> int | None:
+        """What the upload takes on a wire when it is written as this defense allows; None where
+        the defense changes nothing about that."""
+        return None
+
+    def budget(self, exposure: Exposure) -> Budget | None:
+        """The differential-privacy guarantee, where the defense gives one."""
+        return None
 
     def reveal(
         self, total: Mapping[str, Tensor], round_: int, cohort: Sequence[int], stayed: Sequence[int]

@@ -100,9 +100,11 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 @dataclass
 class Trail:
-    """What each defense changed: digests of the payload before and after it."""
+    """What each defense changed, as digests of the payload before and after it, and what it
+    keeps back for the next round."""
 
     entries: list[dict[str, str]] = field(default_factory=list)
+    kept_back: dict[str, Tensor] = field(default_factory=dict)  # for the client's next round
 
     def note(
         self,
@@ -197,8 +199,25 @@ def learn(
         protected_update = defense.protect_update(update, rng)
         if protected_update is not update:
             trail.note(defense, "update", update.tensors, protected_update.tensors)
+            for name, tensor in defense.keep_back(update, protected_update).items():
+                trail.kept_back[f"{kept_by(defense)}{name}"] = tensor.detach()
         update = protected_update
     return replace(update, tensors={n: t.detach() for n, t in update.tensors.items()})
+
+
+def kept_by(defense: Defense) -> str:
+    """The prefix of what a defense keeps back, in a client's own state."""
+    return f"kept back by {type(defense).__name__}: "
+
+
+def recall(defenses: Iterable[Defense], state: Mapping[str, Tensor]) -> list[Defense]:
+    """The defenses of a client with this state of its own."""
+    recalled = []
+    for defense in defenses:
+        prefix = kept_by(defense)
+        own = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+        recalled.append(defense.recall(own))
+    return recalled
 
 
 def batchnorm_buffers(model: nn.Module) -> dict[str, Tensor]:

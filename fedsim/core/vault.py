@@ -79,7 +79,8 @@ class Vault:
             ) from error
 
     def write_state(self, round_: int, client: int, state: dict[str, Tensor]) -> None:
-        """A client's own state after a round (BatchNorm statistics it does not share)."""
+        """A client's own state after a round: BatchNorm statistics it does not share, and what its
+        defenses keep back."""
         self._shut()
         save_tensors(self._state_path(round_, client), state, mode=0o600)
 

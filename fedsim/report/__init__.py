@@ -33,6 +33,7 @@ def write_report(run: Run, jobs: list[Job]) -> None:
             hero=pictures.closest(run, jobs, scores, finding.attack),
             galleries=pictures.galleries(run, jobs, scores, attacks),
             threat=content.threat_model(run.spec, summary),
+            privacy=content.privacy(summary),
             canary=content.canary(summary, scores),
             unavailable=content.unavailable(summary),
             troubles=content.troubles(summary),

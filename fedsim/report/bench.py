@@ -19,7 +19,7 @@ from fedsim.report import HERE, environment
 from fedsim.report.pictures import Pair, load_pairs, spread
 
 if TYPE_CHECKING:
-    from fedsim.bench import Bench, Cell
+    from fedsim.benchmark.cells import Bench, Cell
 
 SHOWN = 4  # pictures a cell
 INK, MUTED, FRONT = "#1c2128", "#8a929b", "#a8261b"
@@ -38,7 +38,7 @@ class Row:
 
 def write_bench_report(bench: Bench, root: Path, table: pd.DataFrame, markdown: str) -> None:
     """``frontier.png``, ``frontier.svg`` and ``report.html``."""
-    from fedsim.bench import by_cell
+    from fedsim.benchmark.table import by_cell
 
     cells = by_cell(table)
     figure = frontier(cells)

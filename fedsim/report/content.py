@@ -174,6 +174,19 @@ def threat_model(spec: Spec, summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def privacy(summary: dict[str, Any]) -> list[str]:
+    """What differential privacy the defenses promise after all rounds, a sentence each."""
+    told = []
+    for budget in summary.get("privacy", []):
+        epsilon = budget["epsilon"]
+        amount = f"epsilon {epsilon:.3g} at delta {budget['delta']:.0e}"
+        if epsilon is None:
+            amount = "no epsilon at all, for want of noise"
+        weak = " That is too much to mean anything." if epsilon is not None and epsilon > 50 else ""
+        told.append(f"{budget['defense']} promises {budget['protects']} {amount}.{weak}")
+    return told
+
+
 def canary(summary: dict[str, Any], scores: pd.DataFrame) -> dict[str, Any] | None:
     """The replay of all scored updates; None where nothing was scored."""
     checks = [entry["canary"] for entry in summary["verdicts"] if "canary" in entry]
