@@ -6,6 +6,7 @@ import io
 import struct
 import zlib
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +39,33 @@ class ImageSet(ABC):
     @abstractmethod
     def image(self, index: int) -> torch.Tensor:
         """(3, image_size, image_size) float32 in [0, 1]; same index, same tensor, everywhere."""
+
+
+class Remembered(ImageSet):
+    """Pictures that are decoded once and then kept, up to ``limit`` bytes; later ones are decoded
+    anew each time. Rounds ask for the same pictures again and again, and decoding costs as much
+    as a step of a small model."""
+
+    def __init__(self, source: ImageSet, limit: int = 256 << 20) -> None:
+        self.source, self.limit = source, limit
+        self.classes, self.labels, self.skipped = source.classes, source.labels, source.skipped
+        self._kept: dict[int, torch.Tensor] = {}
+        self._bytes = 0
+
+    def image(self, index: int) -> torch.Tensor:
+        if index in self._kept:
+            kept = self._kept[index]
+            return kept.float() / 255.0 if kept.dtype == torch.uint8 else kept.clone()
+        image = self.source.image(index)
+        coarse = (image * 255.0).round().to(torch.uint8)
+        small = coarse if torch.equal(coarse.float() / 255.0, image) else image.clone()
+        if self._bytes + small.nbytes <= self.limit:
+            self._kept[index] = small
+            self._bytes += small.nbytes
+        return image
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}, "_bytes": 0}
 
 
 def decode(content: bytes) -> Image.Image:

@@ -9,6 +9,7 @@ import torch
 
 from clients.datasets import ImageSet, load_images
 from clients.partitions import partition
+from clients.pictures import Remembered
 from defenses import create_defenses
 from fedsim.core.errors import DataError
 from fedsim.core.learning import Batch
@@ -17,8 +18,8 @@ from fedsim.core.spec import DataSpec, Spec, TrainSpec
 
 @functools.lru_cache(maxsize=4)
 def images_of(data: DataSpec, split: str) -> ImageSet:
-    """The data set, indexed once a process; pictures are read when asked for."""
-    return load_images(data, "train" if split == "train" else "test")
+    """The data set, indexed once a process; pictures are read when asked for, and kept."""
+    return Remembered(load_images(data, "train" if split == "train" else "test"))
 
 
 @functools.lru_cache(maxsize=4)

@@ -495,3 +495,25 @@ def test_the_real_cifar10_zip_is_whole() -> None:
     assert images.classes == CIFAR_CLASSES
     assert images.skipped == ()
     assert images.image(0).shape == (3, 32, 32)
+
+
+def test_a_picture_is_decoded_once_and_comes_back_the_same() -> None:
+    from clients.photos import Photos
+    from clients.pictures import Remembered
+
+    class Counting(Photos):
+        asked = 0
+
+        def image(self, index: int) -> torch.Tensor:
+            self.asked += 1
+            return super().image(index)
+
+    source = Counting("test", 32)
+    one = source.image(0)
+    kept = Remembered(source, limit=2 * one.numel())  # a byte a number: room for two
+    seen = [[kept.image(i) for i in (0, 1, 2)] for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+    assert torch.equal(seen[1][0], one)
+    assert source.asked == 1 + 3 + 1  # the third did not fit
+    seen[1][0].zero_()
+    assert torch.equal(kept.image(0), one)  # what is handed out is the caller's own
