@@ -14,7 +14,9 @@ A model trained with MJP is told which places are unknown, as in its training.
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,11 +64,8 @@ def analyse(source: Path, output: Path | None = None, *, pictures: int = 256) ->
     """Measure the model a run ended with; numbers, and a picture of the positions, go to
     ``output`` (the run's folder ``positions`` by default)."""
     run = Run.open(source if source.is_dir() else source.parent)
-    file = source if source.is_file() else run.checkpoint
-    if not file.is_file():
-        raise RunError(f"'{run.root}' has no checkpoint yet: its rounds are not done.")
+    model = load_final_model(run, source if source.is_file() else None)
     spec = run.spec
-    model = _model(spec, load_file(file))
     parts = vit_parts(model)
     if parts.position is None:
         raise RunError("the model has no position embedding to look at.")
@@ -88,8 +87,24 @@ def analyse(source: Path, output: Path | None = None, *, pictures: int = 256) ->
     )
     folder = output or run.root / "positions"
     write_json(folder / "positions.json", asdict(findings))
-    draw_positions(rows, parts.grid, folder / "positions.png")
+    centred = rows - rows.mean(0)
+    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+    axes = ("first principal direction", "second")
+    draw_points((centred @ directions[:2].T).numpy(), parts.grid, axes, folder / "positions.png")
+    if importlib.util.find_spec("umap") is not None:
+        flat = umap_projection(rows.numpy())
+        draw_points(flat, parts.grid, ("UMAP, first axis", "second"), folder / "umap.png")
     return findings
+
+
+def umap_projection(rows: np.ndarray) -> np.ndarray:
+    """The embeddings in the plane, neighbours kept together (the paper's Figure 7)."""
+    import umap
+
+    with warnings.catch_warnings():  # that a seed means one thread
+        warnings.simplefilter("ignore")
+        reducer = umap.UMAP(n_neighbors=min(15, len(rows) - 1), random_state=0, init="pca")
+        return np.asarray(reducer.fit_transform(rows))
 
 
 def explained_variance(rows: Tensor) -> Tensor:
@@ -148,20 +163,24 @@ def _seen(model: nn.Module, picture: Tensor, mask: Tensor | None) -> tuple[Tenso
     return features[0], int(net.get_classifier()(features).argmax())
 
 
-def _model(spec: Spec, weights: dict[str, Tensor]) -> nn.Module:
+def load_final_model(run: Run, file: Path | None = None) -> nn.Module:
+    """The model a run ended with, or that of another checkpoint of it, ready to be asked."""
+    file, spec = file or run.checkpoint, run.spec
+    if not file.is_file():
+        raise RunError(f"'{run.root}' has no checkpoint yet: its rounds are not done.")
     classes = len(images_of(spec.data, "train").classes)
     model = build_architecture(spec.model, image_size=spec.data.image_size, num_classes=classes)
     for defense in create_defenses(spec.defenses):
         model = defense.prepare_model(model)
-    model.load_state_dict(weights)
+    model.load_state_dict(load_file(file))
     return model.eval()
 
 
-def draw_positions(rows: Tensor, grid: tuple[int, int], path: Path) -> None:
-    """The embeddings along their two strongest directions, neighbours in the grid joined."""
-    centred = rows - rows.mean(0)
-    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
-    points = (centred @ directions[:2].T).numpy().reshape(*grid, 2)
+def draw_points(
+    flat: np.ndarray, grid: tuple[int, int], names: tuple[str, str], path: Path
+) -> None:
+    """Embeddings in the plane, (N, 2), neighbours in the grid joined."""
+    points = flat.reshape(*grid, 2)
     figure = Figure(figsize=(5, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -171,7 +190,7 @@ def draw_positions(rows: Tensor, grid: tuple[int, int], path: Path) -> None:
     shade = np.arange(grid[0] * grid[1])
     across, up = points.reshape(-1, 2).T
     axes.scatter(across, up, c=shade, cmap="viridis", s=22, zorder=2)
-    axes.set(xlabel="first principal direction", ylabel="second", aspect="equal")
+    axes.set(xlabel=names[0], ylabel=names[1], aspect="equal")
     axes.spines[["top", "right"]].set_visible(False)
     held = io.BytesIO()
     figure.savefig(held, dpi=140)

@@ -18,6 +18,7 @@ from fedsim.core.errors import SpecError
 from fedsim.core.spec import Component
 from fedsim.core.store import Run
 from tests.conftest import SMALL
+from tests.staging import script
 
 NOISE = "{name: gaussian_noise, strengths: [{std: 0.0}, {std: 1.0, relative: true}]}"
 DEFENSES = f"[{NOISE}, {{name: mjp, strengths: [{{probability: 1.0}}]}}]"
@@ -187,3 +188,22 @@ def test_the_budget_of_a_defense_and_its_bytes_are_in_the_table(tmp_path: Path) 
     assert pd.isna(rows["none"]["epsilon"])
     assert rows["top_k"]["upload_bytes"] < 0.25 * rows["none"]["upload_bytes"]
     assert rows["top_k"]["bytes_a_round"] == rows["none"]["bytes_a_round"]
+
+
+def test_strengths_are_compared_victim_by_victim(done: tuple[Path, pd.DataFrame]) -> None:
+    root, table = done
+    page = script("orderings.py", root)
+    noisy = float(table.loc[table["strength"] == "std 1.0 relative", "psnr"].iloc[0])
+    (line,) = [row for row in page.splitlines() if "std 1.0 relative" in row]
+    assert line.startswith(f"| gaussian_noise | std 1.0 relative | patch_solve | {noisy:.1f} [")
+    assert f"| {noisy - 160:.1f} [" in line
+
+
+def test_shuffled_patches_are_told_from_those_that_stayed(
+    done: tuple[Path, pd.DataFrame],
+) -> None:
+    page = script("mjp.py", "patches", done[0])
+    lines = [row for row in page.splitlines() if row.startswith("| mjp probability 1.0 |")]
+    assert [line.split("|")[2].strip() for line in lines] == ["patch_solve", "patch_solve naive"]
+    shuffled, stayed = (float(cell.split()[0]) for cell in lines[0].split("|")[3:5])
+    assert stayed > shuffled

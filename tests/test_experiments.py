@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from fedsim.benchmark.cells import load_bench
 from fedsim.core.spec import load_spec, read_content
 from fedsim.core.store import Run
 from fedsim.planning import check_needs, labelled_attacks
+from tests.staging import script
 
 SPECS = sorted((Path(__file__).parent.parent / "experiments").rglob("*.yaml"))
 
@@ -36,15 +35,6 @@ def test_a_title_names_an_attack_in_the_tables() -> None:
     spec = load_spec({}, [f"attacks={attacks}"])
     assert [label for label, _ in labelled_attacks(spec)][:2] == ["no snap", "patch_solve"]
     assert spec.attacks[0].params == {"snap": False}
-
-
-def script(name: str, *arguments: object) -> str:
-    """What a script of ours prints."""
-    root = Path(__file__).parent.parent
-    command = [sys.executable, str(root / "experiments" / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_attacks_are_compared_batch_by_batch(small_run: Run) -> None:

@@ -45,7 +45,8 @@ def test_without_shuffling_nothing_moves(trained: Run) -> None:
     assert (found.ratios[0], found.diff_norm[0], found.consistency[0]) == (0.0, 0.0, 1.0)
     assert found.diff_norm[-1] > 0
     assert found.eigenvalues == sorted(found.eigenvalues)
-    assert (trained.root / "positions" / "positions.png").stat().st_size > 1000
+    for picture in ("positions.png", "umap.png"):
+        assert (trained.root / "positions" / picture).stat().st_size > 1000
     told = json.loads((trained.root / "positions" / "positions.json").read_text())
     assert told["pictures"] == 12
 

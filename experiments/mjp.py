@@ -1,0 +1,169 @@
+"""The masked jigsaw puzzle's own tables, on federations of ours.
+
+    python experiments/mjp.py variants -o DIR [--seeds 3] [key=value]...
+    python experiments/mjp.py patches BENCH
+
+``variants`` trains every variant of the paper's Table 2 and the masking ratios of its Table 3, and
+prints accuracy, and Diff-norm and Consistency with half of the patches shuffled, each beside its
+difference from plain training with the same seed. ``patches`` splits what attacks made of each
+picture of a finished bench (experiments/mjp.yaml) into patches that were shuffled and patches that
+stayed; the masks are drawn again from the clients' seeds, which the attacks never see.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import torch
+from rich.progress import track
+from table import interval
+from torch import Tensor
+
+from defenses import create_defenses
+from defenses.mjp import puzzle_of
+from fedsim.auditing import federate
+from fedsim.core.models import vit_parts
+from fedsim.core.observation import read_observation
+from fedsim.core.spec import Component, Spec, load_spec
+from fedsim.core.store import Run
+from fedsim.core.vault import Vault
+from fedsim.jobs import announced_model
+from fedsim.planning import jobs_of, victims
+from fedsim.positions import load_final_model, shuffling
+from fedsim.scoring import load_pictures
+from fedsim.verdict import BASELINE
+
+SHUFFLED = 0.5  # the share of patches at which Diff-norm and Consistency are told
+FEDERATION = [
+    "data={name: photos, image_size: 32, clients: 4}",
+    "model={name: vit_tiny_patch16_224, options: {patch_size: 4, depth: 4, embed_dim: 96}}",
+    "train={rounds: 10, batch_size: 8, upload: delta, local_epochs: 1, lr: 0.03, momentum: 0.9}",
+    "attacks=[]",
+    "engine={kind: inline}",
+]
+PLAIN = "A: plain"
+OFTEN = "probability: 0.5"
+BARE = f"name: mjp, unknown: false, dal: none, {OFTEN}"
+VARIANTS = {
+    PLAIN: "",
+    "B: no positions": "{name: mjp, positions: false, probability: 0}",
+    "C: patches and pixels shuffled": f"{{{BARE}, pixels: true}}",
+    "E: shuffled": f"{{{BARE}}}",
+    "F: shuffled, index": f"{{{BARE}, index: true}}",
+    "G: shuffled, unknown": f"{{name: mjp, dal: none, {OFTEN}}}",
+    "H: G + localisation (PCA)": f"{{name: mjp, dal: pca, {OFTEN}}}",
+    "I: G + localisation (linear)": f"{{name: mjp, dal: linear, {OFTEN}}}",
+    "J: G + localisation (MLP)": f"{{name: mjp, {OFTEN}}}",
+}
+RATIOS = {
+    f"J, ratio {ratio}": f"{{name: mjp, ratio: {ratio}, {OFTEN}}}" for ratio in (0.1, 0.3, 0.7, 0.9)
+}
+
+
+def train_variants(root: Path, seeds: int, overrides: list[str]) -> pd.DataFrame:
+    """A row a variant and seed."""
+    rows = []
+    every = [(name, d, seed) for name, d in (VARIANTS | RATIOS).items() for seed in range(seeds)]
+    for name, defense, seed in track(every, "federations"):
+        spec = load_spec({}, [*FEDERATION, f"seed={seed}", f"defenses=[{defense}]", *overrides])
+        run = federate(spec, root / f"{name.partition(':')[0].replace(' ', '-')}-seed-{seed}")
+        model = load_final_model(run)
+        apart, same, _ = shuffling(model, spec, vit_parts(model), SHUFFLED, 10_000)
+        accuracy = float(run.rounds["test_accuracy"].iloc[-1])
+        about = {"variant": name, "seed": seed, "accuracy": 100 * accuracy}
+        rows.append({**about, "diff-norm": apart, "consistency": 100 * same})
+    return pd.DataFrame(rows)
+
+
+def print_variants(table: pd.DataFrame) -> None:
+    measures = ["accuracy", "diff-norm", "consistency"]
+    plain = table[table["variant"] == PLAIN].set_index("seed")
+    print("| variant | " + " | ".join(f"{m} | from plain" for m in measures) + " |")
+    print("|---" * (1 + 2 * len(measures)) + "|")
+    for name, own in table.groupby("variant", sort=False):
+        cells = []
+        for measure in measures:
+            values = own.set_index("seed")[measure]
+            cells += [
+                f"{values.mean():.1f}",
+                f"{interval((values - plain[measure]).to_numpy(), 1)}",
+            ]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def split_pictures(run: Run) -> Iterator[dict[str, object]]:
+    """For every picture that was attacked: PSNR of shuffled patches and of those that stayed."""
+    spec = run.spec
+    for job in jobs_of(run, spec, victims(spec)):
+        pictures = load_pictures(run, job)
+        if pictures is None or job.label == BASELINE:
+            continue
+        mask = _mask(run, spec, job.round, job.client)
+        errors = _patch_errors(pictures.truth, pictures.guess, mask.shape)
+        for name, chosen in (("shuffled", mask), ("stayed", ~mask)):
+            mse = errors[:, chosen].mean(1).clamp(min=1e-16)
+            for value in (-10 * mse.log10()).tolist():
+                yield {"attack": job.label, "client": job.client, "patches": name, "psnr": value}
+
+
+def _mask(run: Run, spec: Spec, round_: int, client: int) -> Tensor:
+    """The mask a client drew, from its own seed."""
+    truth = Vault(run.vault).read(round_, client)
+    public = read_observation(run.observations / f"round-{round_:04d}/client-{client:04d}.json")
+    model = announced_model(public.public)
+    rng = torch.Generator().manual_seed(truth.defense_seed)
+    (defense,) = create_defenses([Component.model_validate(d) for d in public.public.defenses])
+    defense.at_round(round_, client, spec.cohort(round_)).protect_batch(
+        truth.images, truth.labels, model, rng
+    )
+    puzzle = puzzle_of(model)
+    assert puzzle.mask is not None
+    return puzzle.mask.view(puzzle.grid)
+
+
+def _patch_errors(truth: Tensor, guess: Tensor, grid: torch.Size) -> Tensor:
+    """The squared error of every patch, (B, rows, columns)."""
+    side = truth.shape[-1] // grid[0]
+    return torch.nn.functional.avg_pool2d((truth - guess).square().mean(1, keepdim=True), side)[
+        :, 0
+    ]
+
+
+def print_patches(root: Path) -> None:
+    print("| cell | attack | shuffled patches, dB | patches that stayed, dB |")
+    print("|---|---|---|---|")
+    for folder in sorted((root / "cells").iterdir()):
+        run = Run(folder)
+        if [defense.name for defense in run.spec.defenses] != ["mjp"]:
+            continue
+        table = pd.DataFrame(split_pictures(run))
+        for attack, own in table.groupby("attack", sort=False):
+            cells = [
+                interval(
+                    own[own["patches"] == which].groupby("client")["psnr"].mean().to_numpy(), 1
+                )
+                for which in ("shuffled", "stayed")
+            ]
+            print(f"| {run.spec.name} | {attack} | {cells[0]} | {cells[1]} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    variants = commands.add_parser("variants")
+    variants.add_argument("-o", "--output", type=Path, required=True)
+    variants.add_argument("--seeds", type=int, default=3)
+    variants.add_argument("overrides", nargs="*")
+    commands.add_parser("patches").add_argument("bench", type=Path)
+    asked = parser.parse_args()
+    if asked.command == "patches":
+        print_patches(asked.bench)
+        return
+    print_variants(train_variants(asked.output, asked.seeds, asked.overrides))
+
+
+if __name__ == "__main__":
+    main()
