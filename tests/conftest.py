@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedsim.auditing import audit
+from fedsim.core.cache import weights_folder
+from fedsim.core.metrics import perceptual
 from fedsim.core.spec import Spec, load_spec
 from fedsim.core.store import Run
 
@@ -21,6 +25,9 @@ SMALL = [
 ]
 
 
+REAL_WEIGHTS = weights_folder()  # before the tests look elsewhere
+
+
 def small_spec(*overrides: str) -> Spec:
     """A federation of four clients and a tiny ViT, in this process."""
     return load_spec({}, [*SMALL, *overrides])
@@ -28,9 +35,29 @@ def small_spec(*overrides: str) -> Spec:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    import os
-
+    """No test reads or fills the user's own cache, and none finds weights but those that ask."""
     os.environ["FEDSIM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["FEDSIM_WEIGHTS"] = str(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A machine on which nothing was fetched."""
+    monkeypatch.setenv("FEDSIM_WEIGHTS", str(tmp_path / "weights"))
+    perceptual.load_network.cache_clear()
+    yield
+    perceptual.load_network.cache_clear()
+
+
+@pytest.fixture
+def real_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """LPIPS's own backbone, where `fedsim weights fetch` was run (`make setup` does)."""
+    monkeypatch.setenv("FEDSIM_WEIGHTS", str(REAL_WEIGHTS))
+    perceptual.load_network.cache_clear()
+    if reason := perceptual.lpips_unavailable():
+        pytest.skip(reason)
+    yield
+    perceptual.load_network.cache_clear()
 
 
 @pytest.fixture(scope="session")

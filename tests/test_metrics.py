@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from skimage.metrics import structural_similarity
 
 from fedsim.core import metrics
 
@@ -45,6 +49,27 @@ def test_ssim_is_one_for_equal_pictures_and_less_for_others() -> None:
     assert (metrics.ssim(A, A.roll(1, 0)) < 0.5).all()
 
 
+@pytest.mark.parametrize("side", [11, 16, 33, 64])
+def test_ssim_is_that_of_scikit_image(side: int) -> None:
+    coin = torch.Generator().manual_seed(side)
+    smooth = torch.nn.functional.avg_pool2d(torch.rand(4, 3, 4 * side, 4 * side, generator=coin), 4)
+    pairs = [(smooth[:2], smooth[2:]), (0.98 + 0.02 * smooth[:2], 0.98 + 0.02 * smooth[2:])]
+    for a, b in pairs:
+        theirs = [
+            structural_similarity(x, y, data_range=1.0, channel_axis=0, gaussian_weights=True)
+            for x, y in zip(a.double().numpy(), b.double().numpy(), strict=True)
+        ]
+        assert metrics.ssim(a, b).tolist() == pytest.approx(theirs, abs=2e-4)
+
+
+def test_the_half_spectrum_gives_the_whole_ones_distance() -> None:
+    for width in (15, 16):
+        a, b = A[..., :width], A.flip(0)[..., :width]
+        first, second = (torch.fft.fft2(x.double()).abs().flatten(1) for x in (a, b))
+        whole = 1 - torch.nn.functional.cosine_similarity(first, second)
+        assert metrics.fft2d(a, b).tolist() == pytest.approx(whole.tolist(), abs=1e-5)
+
+
 def test_ssim_also_works_on_tiny_pictures() -> None:
     assert metrics.ssim(A[..., :8, :8], A[..., :8, :8]).tolist() == pytest.approx([1.0] * 3)
 
@@ -62,8 +87,38 @@ def test_fft2d_does_not_see_a_shift() -> None:
 
 
 def test_lpips_is_empty_with_a_reason_where_its_weights_are_not_to_be_had(
-    monkeypatch: pytest.MonkeyPatch, tmp_path
+    no_weights: None,
 ) -> None:
-    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     assert metrics.lpips(A, A) is None
-    assert "alexnet" in str(metrics.lpips_unavailable())
+    assert "fedsim weights fetch" in str(metrics.lpips_unavailable())
+
+
+REFERENCES = Path(__file__).parents[2] / "shared" / "data" / "lpips_ref"
+
+
+def picture(path: Path) -> torch.Tensor:
+    pixels = np.asarray(Image.open(path).convert("RGB"), dtype=np.float32) / 255
+    return torch.from_numpy(pixels).permute(2, 0, 1)[None]
+
+
+@pytest.mark.skipif(not REFERENCES.is_dir(), reason="the reference pictures are not here")
+def test_lpips_gives_its_authors_numbers(real_weights: None) -> None:
+    files = {name: next(REFERENCES.glob(f"*{name}*")) for name in ("ref", "p0", "p1")}
+    ref = picture(files["ref"])
+    for name, expected in (("p0", 0.7219), ("p1", 0.1376)):
+        found = metrics.lpips(ref, picture(files[name]))
+        assert found is not None
+        assert float(found) == pytest.approx(expected, abs=5e-5)
+
+
+def test_lpips_of_a_batch_is_that_of_its_pairs_and_zero_for_equals(real_weights: None) -> None:
+    coin = torch.Generator().manual_seed(3)
+    a, b = torch.rand(2, 18, 3, 32, 32, generator=coin)  # more than are held at once
+    batch, alone = metrics.lpips(a, b), metrics.lpips(a[5:6], b[5:6])
+    assert batch is not None
+    assert alone is not None
+    assert float(batch[5]) == pytest.approx(float(alone), abs=1e-5)
+    same = metrics.lpips(a, a)
+    assert same is not None
+    assert float(same.max()) == pytest.approx(0, abs=1e-6)
+    assert metrics.lpips(a[..., :24, :24], b[..., :24, :24]) is None  # too small to look at

@@ -7,7 +7,8 @@ import pytest
 
 from fedsim.core.spec import Spec
 from fedsim.scoring import COLUMNS
-from fedsim.verdict import BASELINE, bootstrap, summarise
+from fedsim.statistics import bootstrap
+from fedsim.verdict import BASELINE, summarise
 
 
 def table(psnr: list[float], guess: list[float], ssim: float = 0.2, canary: float = 0.0):

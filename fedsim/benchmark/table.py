@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 
 from fedsim.benchmark.cells import NAIVE
-from fedsim.verdict import BASELINE, RECOVERED_DB, bootstrap
+from fedsim.statistics import bootstrap
+from fedsim.verdict import BASELINE, RECOVERED_DB
 
 CELL = ["defense", "strength"]
 KEYS = [*CELL, "attack"]

@@ -148,6 +148,8 @@ class AuditSpec(_Section):
     rounds: list[Positive] | None = None  # null: every round
     victims: Positive | None = None  # null: every observation of those rounds
     trials: Positive = 1
+    gallery: Annotated[int, Field(ge=0)] = 500  # pictures to tell a victim's own from; 0: none
+    features: Literal["prior", "pixels"] = "prior"  # where its nearest neighbour is looked for
 
 
 class EngineSpec(_Section):

@@ -19,7 +19,8 @@ from fedsim.core.spec import Component, Spec
 from fedsim.core.store import Run
 from fedsim.jobs import Job
 from fedsim.report.words import count, decibel
-from fedsim.verdict import ABOVE_BASELINE_DB, BASELINE, KEYS, RECOVERED_DB
+from fedsim.statistics import KEYS
+from fedsim.verdict import ABOVE_BASELINE_DB, BASELINE, RECOVERED_DB
 
 # What a reader must know first comes first. A mis-specified attack outranks a failed one: it is
 # the reason not to believe the failure.
