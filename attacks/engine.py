@@ -71,6 +71,15 @@ class Budget:
         return sum(done >= since for since, _ in self.phases)
 
 
+Film = dict[int, Tensor]  # the first images at a few steps, (b, 3, H, W) each, normalised
+FRAMES, FILMED = 8, 2
+
+
+def milestones(steps: int) -> frozenset[int]:
+    """At which steps the film has a frame: dense at first, where most happens."""
+    return frozenset(max(1, round(steps * (k / (FRAMES - 1)) ** 2)) for k in range(FRAMES))
+
+
 @dataclass
 class Found:
     """The best images of a search and how it got there."""
@@ -83,6 +92,7 @@ class Found:
     by_seed: Tensor  # the best matching loss of every seed, (S,)
     variables: list[Tensor]  # what was searched, at its best, every seed
     notes: list[str] = field(default_factory=list)
+    film: Film = field(default_factory=dict)
 
 
 def search(
@@ -110,6 +120,7 @@ def keep(page: Notebook, found: Found, matcher: Matching, fingerprint: str) -> N
     """Write down where a search ended, for the next one to start from after a crash."""
     tensors = {f"variable.{i}": v for i, v in enumerate(found.variables)}
     tensors |= {"images": found.images, "labels": found.labels, "by_seed": found.by_seed}
+    tensors |= {f"film.{step}": frame for step, frame in found.film.items()}
     about = {"loss": found.loss, "trace": found.trace, "steps": found.steps, "notes": found.notes}
     state = {"matcher": matcher.state(), "fingerprint": fingerprint}
     page.save(tensors, {**about, **state})
@@ -135,7 +146,15 @@ def restored(
         held["by_seed"],
         [held[f"variable.{i}"] for i in range(len(space.variables))],
         [*about["notes"], "resumed after a stage that was done"],
+        _film(held),
     )
+
+
+def _film(tensors: Mapping[str, Tensor]) -> Film:
+    """The frames among the tensors of a page."""
+    prefix = "film."
+    named = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    return {int(step): named[step] for step in sorted(named, key=int)}
 
 
 class _Search:
@@ -163,6 +182,7 @@ class _Search:
         self.best_loss = self.best[0].new_full((len(self.best[0]),), math.inf)
         self.best_at, self.record = 0, math.inf
         self.trace: list[tuple[int, float]] = []
+        self.film: Film = {}
         self.step, self.phase = 0, 1
         self.fingerprint = ""
         self.units: dict[int, Tensor] = {}
@@ -177,6 +197,7 @@ class _Search:
         elif self.notebook is not None and self.notebook.damaged:
             notes.append("the checkpoint was damaged: started afresh")
         budget, every = self.budget, max(1, self.budget.steps // 50)
+        filmed = milestones(budget.steps)
         while self.step < budget.steps:
             done = self.step / budget.steps
             if budget.phase(done) != self.phase:  # another loss: what was best does not count
@@ -185,6 +206,9 @@ class _Search:
                 self.record = math.inf
             loss = self._advance(done)
             self.step += 1
+            if self.step in filmed:
+                leading = int(self.best_loss.nan_to_num(nan=math.inf).argmin())
+                self.film[self.step] = self.space.images().detach()[leading, :FILMED].clone()
             if self.step % every == 0 or self.step == budget.steps:
                 value = float(loss.min())
                 self.trace.append((self.step, value))
@@ -212,6 +236,7 @@ class _Search:
             self.best_loss.clone(),
             self.best[: len(self.space.variables)],
             notes,
+            self.film,
         )
 
     def _advance(self, done: float) -> Tensor:
@@ -325,6 +350,7 @@ class _Search:
         tensors |= {f"variable.{i}": v.detach() for i, v in enumerate(self.searched)}
         tensors |= {f"best.{i}": v for i, v in enumerate(self.best)}
         tensors["generator"] = self.generator.get_state()
+        tensors |= {f"film.{step}": frame for step, frame in self.film.items()}
         for index, term in enumerate(self.terms):
             if isinstance(term.penalty, Stateful):
                 tensors |= {f"term.{index}.{k}": v for k, v in term.penalty.state().items()}
@@ -369,6 +395,7 @@ class _Search:
                 }
                 term.penalty.restore({k: v.to(device) for k, v in own_state.items()})
         self.trace = [(int(step), float(loss)) for step, loss in about["trace"]]
+        self.film = {step: frame.to(device) for step, frame in _film(tensors).items()}
         if self.budget.optimizer != "lbfgs":
             restore_optimizer(self.optimizers[0], tensors)
         return True

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from attacks.engine import (
     Budget,
+    Film,
     Found,
     Matching,
     OptimizerName,
@@ -158,6 +159,10 @@ class MatchingAttack(ABC):
             labels=classes[: problem.own].cpu(),
             loss=found.loss,
             trace=found.trace,
+            film={
+                step: problem.setting.pixels(frame)[: problem.own].cpu()
+                for step, frame in found.film.items()
+            },
             notes=[*problem.setting.notes, *problem.matcher.notes, *found.notes],
         )
 
@@ -201,7 +206,7 @@ class MatchingAttack(ABC):
         """Every stage in turn; one that was done before a crash is not done again."""
         view, stages = problem.setting.view, self.stages(problem)
         whole = sum(stage.budget.steps for stage in stages)
-        at, trace = 0, list[tuple[int, float]]()
+        at, trace, film = 0, list[tuple[int, float]](), Film()
         found: Found | None = None
         for stage in stages:
             space = stage.space(found.variables if found is not None else [])
@@ -222,12 +227,13 @@ class MatchingAttack(ABC):
                 if page is not None and stage is not stages[-1]:
                     keep(page, found, problem.matcher, problem.fingerprint)
             trace += [(at + step, loss) for step, loss in found.trace]
+            film |= {at + step: frame for step, frame in found.film.items()}
             at += stage.budget.steps
         assert found is not None
         if view.notebook is not None:
             for stage in stages:
                 view.notebook.page(f"{stage.name}-done").clear()
-        return replace(found, trace=trace)
+        return replace(found, trace=trace, film=film)
 
     def budget(self) -> Budget:
         return Budget(

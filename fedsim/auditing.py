@@ -99,8 +99,14 @@ def audit(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
     return run
 
 
-def conclude(run: Run, *, seconds: float | None = None, watch: Watch | None = None) -> None:
-    """Scores, summary and report from what the run directory holds."""
+def conclude(
+    run: Run,
+    *,
+    seconds: float | None = None,
+    watch: Watch | None = None,
+    redacted: bool = False,
+) -> Path:
+    """Scores, summary and report from what the run directory holds; the report's path."""
     from fedsim.report import write_report
 
     spec = run.spec
@@ -133,7 +139,7 @@ def conclude(run: Run, *, seconds: float | None = None, watch: Watch | None = No
             "seconds": round(seconds, 1) if seconds is not None else _seconds_before(run),
         }
         write_json(run.root / "summary.json", summary)
-        write_report(run, jobs)
+        return write_report(run, jobs, redacted=redacted)
 
 
 def _rounds(run: Run) -> pd.DataFrame:

@@ -169,13 +169,18 @@ def attack(
 
 
 @app.command()
-def report(directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
+def report(
+    directory: Annotated[Path, typer.Argument(help="A run directory.")],
+    redact: Annotated[
+        bool, typer.Option("--redact", help="One without the clients' pictures, to be shown.")
+    ] = False,
+) -> None:
     """Score again and rewrite the report from what the run holds."""
     from fedsim.auditing import conclude
 
     run = Run.open(directory)
-    conclude(run, watch=_watch(False))
-    out.print(f"report: {run.report}", soft_wrap=True, highlight=False)
+    path = conclude(run, watch=_watch(False), redacted=redact)
+    out.print(f"report: {path}", soft_wrap=True, highlight=False)
 
 
 @app.command("list")

@@ -85,7 +85,8 @@ def compare(scores: pd.DataFrame, labels: list[str], seed: int) -> list[dict[str
 
 
 def population(scores: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
-    """The attacked clients, the most exposed first: of each update the closest reconstruction."""
+    """The attacked clients, the most exposed first: of each update the closest reconstruction, and
+    what the best attack at that knew of labels and identified."""
     own = scores[scores["attack"] != baseline]
     if own.empty:
         return []
@@ -94,7 +95,7 @@ def population(scores: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
     for at, here in own.groupby(["round", "client"]):
         round_, client = _pair(at)
         best = here.sort_values("psnr").iloc[-1]
-        found = here["identified"].astype(float)
+        by_attack = here.groupby("attack")["identified"].apply(lambda x: x.astype(float).mean())
         ranked.append(
             {
                 "round": round_,
@@ -105,7 +106,7 @@ def population(scores: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
                 "ssim": clean(here["ssim"].max()),
                 "guess": clean(guesses.get((round_, client), float("nan"))),
                 "labels": _label_share(here),
-                "identified": None if found.isna().all() else clean(found.mean()),
+                "identified": None if by_attack.isna().all() else clean(by_attack.max()),
             }
         )
     return sorted(ranked, key=lambda entry: (-(entry["psnr"] or 0.0), entry["round"]))
@@ -143,7 +144,8 @@ def _label_share(own: pd.DataFrame) -> float | None:
     known = own.dropna(subset=["label_recovered"])
     if known.empty:
         return None
-    return clean((known["label_recovered"] == known["label_true"]).mean())
+    right = known["label_recovered"] == known["label_true"]
+    return clean(right.groupby(known["attack"]).mean().max())
 
 
 def _pair(key: Any) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 import shutil
 import subprocess
@@ -10,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -38,6 +41,7 @@ def make_run(
     evaluate: bool = True,
     side: int = 16,
     photos: torch.Tensor | None = None,
+    filmed: str = "",
     **spec: Any,
 ) -> Run:
     """A finished run: each attack returns the truth with that much noise on it, or fails."""
@@ -45,7 +49,7 @@ def make_run(
         "attacks": [{"name": name} for name in attacks],
         "data": {"image_size": side, "clients": clients},
         "train": {"rounds": 2, "batch_size": batch},
-        "audit": {"rounds": [2]},
+        "audit": {"rounds": [2], "gallery": 0},  # noise is told from photographs by itself
         **spec,
     }
     run = Run.create(root, load_spec(content))
@@ -81,6 +85,7 @@ def make_run(
             notes=[] if noise == EXACT else [f"{5 + job.client}e-3 of a step away"],
             ledger=["update", "weights"],
             seconds=1.5,
+            film={1: guess[:1].clamp(0, 1), 9: truth.images[:1]} if filmed == job.label else {},
         ).save(job.result)
     rows = [
         {
@@ -227,7 +232,7 @@ def test_five_hundred_images_are_sampled_from_best_to_worst() -> None:
     assert len(shown) == pictures.MOST_SHOWN
     assert (shown[0], shown[-1]) == (499.0, 0.0)
     assert shown == sorted(shown, reverse=True)
-    gallery = pictures.Gallery("x", "LEAKS", [], 500)
+    gallery = pictures.Gallery("x", "LEAKS", [], 500, [], "")
     assert "500 more are in the run directory" in gallery.extent
 
 
@@ -311,3 +316,43 @@ def test_a_browser_opens_it_without_complaint_and_a_phone_needs_no_sideways_scro
     assert int(found[1]) <= 390
     assert found[2] == "true"
     assert "CONSOLE" not in seen.stderr
+
+
+def test_a_film_shows_how_the_closest_picture_came_about(tmp_path: Path) -> None:
+    attacks = {"exact": EXACT, "close": CLOSE}
+    page = Page(make_run(tmp_path / "run", attacks, filmed="close"))
+    alts = [image.get("alt") or "" for image in page.all("img")]
+    assert [alt for alt in alts if "first image after step" in alt] == [
+        "The attack's first image after step 1",
+        "The attack's first image after step 9",
+    ]
+
+
+def test_a_redacted_report_shows_no_picture_of_a_client(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"exact": EXACT, "close": CLOSE}, side=40, filmed="close")
+    whole = run.report.read_bytes()
+    path = conclude(run, redacted=True)
+    assert path == run.root / "report-redacted.html"
+    assert run.report.read_bytes() == whole  # the full one stays as it was
+    page = path.read_text()
+    assert "withheld" in page
+    assert "recovered as" not in page
+    truth = Vault(run.vault).read(*victims(run.spec)[0]).images[0]
+    assert pictures.data_uri(truth) in whole.decode()
+    assert pictures.data_uri(truth) not in page
+    for uri in re.findall(r'src="data:image/png;base64,([^"]+)"', page):
+        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(uri))).convert("RGB"))
+        assert len(np.unique(shown.reshape(-1, 3), axis=0)) <= 25  # a mosaic of five by five
+
+
+def test_the_most_exposed_client_and_the_comparisons_are_told(tmp_path: Path) -> None:
+    text = Page(make_run(tmp_path / "run", {"exact": EXACT, "close": CLOSE})).text
+    assert "Who is exposed most" in text
+    assert "Attack against attack" in text
+    assert "Leakage over training" not in text  # one round says nothing about training
+
+
+def test_a_promised_budget_is_in_the_report(tmp_path: Path) -> None:
+    noisy = [{"name": "dp_sgd", "noise": 1.0}]
+    text = Page(make_run(tmp_path / "run", {"close": CLOSE}, defenses=noisy)).text
+    assert "dp_sgd promises one sample of a client epsilon" in text

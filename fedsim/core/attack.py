@@ -31,8 +31,8 @@ class Reconstruction:
     """What an attack believes the client's batch was.
 
     ``images`` (B, 3, H, W) in [0, 1], ``labels`` (B,) or None where it has no belief, ``loss``
-    its own measure of fit (never the truth's), ``trace`` that measure over time, ``notes`` what
-    a reader of the result must know.
+    its own measure of fit (never the truth's), ``trace`` that measure over time, ``film`` the first
+    images at a few of its steps, ``notes`` what a reader of the result must know.
     """
 
     images: Tensor
@@ -42,9 +42,12 @@ class Reconstruction:
     notes: list[str] = field(default_factory=list)
     ledger: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    film: dict[int, Tensor] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         tensors = {"images": self.images.detach().cpu().float().contiguous()}
+        for step, frame in self.film.items():  # only looked at: a byte a number will do
+            tensors[f"film.{step}"] = (frame.detach().cpu().clamp(0, 1) * 255).round().byte()
         if self.labels is not None:
             tensors["labels"] = self.labels.detach().cpu().long().contiguous()
         about = {
@@ -67,8 +70,10 @@ class Reconstruction:
                 f"the reconstruction '{path}' is damaged ({type(error).__name__}); "
                 f"delete it and run again with --resume."
             ) from error
+        steps = sorted(int(name.removeprefix("film.")) for name in tensors if "film." in name)
+        film = {step: tensors[f"film.{step}"].float() / 255 for step in steps}
         about["trace"] = [(int(step), float(loss)) for step, loss in about["trace"]]
-        return cls(images=tensors["images"], labels=tensors.get("labels"), **about)
+        return cls(images=tensors["images"], labels=tensors.get("labels"), film=film, **about)
 
 
 @runtime_checkable

@@ -16,8 +16,12 @@ from fedsim.report import content, memories, pictures, plots, words
 HERE = Path(__file__).parent
 
 
-def write_report(run: Run, jobs: list[Job]) -> None:
-    """Write ``report.html``, and ``grid.png`` of the strongest attack where there is one."""
+def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
+    """Write ``report.html``, and ``grid.png`` of the strongest attack where there is one.
+
+    ``redacted``: ``report-redacted.html`` instead, to be shown to people who may not see the
+    clients' data: no original, reconstructions as coarse mosaics, no labels, no names of files.
+    """
     summary, scores, rounds = run.summary, run.scores, content.rounds_of(run)
     finding = content.strongest(summary)
     attacks = content.ranked(summary["verdicts"])
@@ -30,8 +34,13 @@ def write_report(run: Run, jobs: list[Job]) -> None:
             summary=summary,
             finding=finding,
             attacks=attacks,
-            hero=pictures.closest(run, jobs, scores, finding.attack),
-            galleries=pictures.galleries(run, jobs, scores, attacks),
+            redacted=redacted,
+            hero=pictures.closest(run, jobs, scores, finding.attack, redacted=redacted),
+            galleries=pictures.galleries(run, jobs, scores, attacks, redacted=redacted),
+            population=content.exposed(summary),
+            identification=content.identification(summary),
+            comparisons=summary.get("comparisons", []),
+            over_rounds=plots.over_rounds(summary.get("over_rounds", [])),
             threat=content.threat_model(run.spec, summary),
             privacy=content.privacy(summary),
             canary=content.canary(summary, scores),
@@ -42,14 +51,17 @@ def write_report(run: Run, jobs: list[Job]) -> None:
             evaluated=rounds["test_accuracy"].notna().any(),
             strip=plots.strip(scores, [attack["attack"] for attack in attacks]),
             learned=memories.learned(run),
-            traces=[plots.trace(label, lines) for label, lines in traces.items()],
+            traces={label: plots.trace(label, lines) for label, lines in traces.items()},
             facts=content.facts(run.spec, summary, scores),
             icon=pictures.icon(finding.verdict),
             style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
         )
     )
-    pictures.write_grid(run, jobs, scores, finding)
-    write_atomically(run.report, page.lstrip().encode())
+    path = run.root / "report-redacted.html" if redacted else run.report
+    if not redacted:
+        pictures.write_grid(run, jobs, scores, finding)
+    write_atomically(path, page.lstrip().encode())
+    return path
 
 
 def environment() -> Environment:

@@ -175,6 +175,21 @@ def threat_model(spec: Spec, summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def identification(summary: dict[str, Any]) -> dict[str, Any] | None:
+    """What a rate of identification is to be read against; None where there was no gallery."""
+    told = [entry.get("identification") for entry in summary["verdicts"]]
+    return next((entry for entry in told if entry), None)
+
+
+EXPOSED_SHOWN = 12
+
+
+def exposed(summary: dict[str, Any]) -> dict[str, Any]:
+    """The attacked updates, the most exposed first, and how many more there are."""
+    ranked = summary.get("population", [])
+    return {"rows": ranked[:EXPOSED_SHOWN], "more": max(0, len(ranked) - EXPOSED_SHOWN)}
+
+
 def privacy(summary: dict[str, Any]) -> list[str]:
     """What differential privacy the defenses promise after all rounds, a sentence each."""
     told = []

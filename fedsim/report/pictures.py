@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
+import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from fedsim.core.attack import Reconstruction
 from fedsim.core.store import Run, write_atomically
 from fedsim.jobs import Job
 from fedsim.report.content import Finding
@@ -40,14 +42,16 @@ class Pair:
     truth: Tensor
     guess: Tensor
     trials: bool
+    redacted: bool = False
 
     @property
-    def original(self) -> str:
-        return data_uri(self.truth)
+    def original(self) -> str | None:
+        """None where the report must not show it."""
+        return None if self.redacted else data_uri(self.truth)
 
     @property
     def reconstruction(self) -> str:
-        return data_uri(self.guess)
+        return data_uri(mosaic(self.guess) if self.redacted else self.guess)
 
     @property
     def place(self) -> str:
@@ -62,6 +66,8 @@ class Pair:
 
     @property
     def labels(self) -> str:
+        if self.redacted:
+            return ""
         found = label(self.row["label_recovered"])
         guessed = f"recovered as {found}" if found != "–" else "not recovered"
         return f"label {label(self.row['label_true'])}, {guessed}"
@@ -81,11 +87,24 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Frame:
+    """What an attack had after so many steps."""
+
+    step: int
+    picture: str
+    alt: str
+
+
+@dataclass(frozen=True)
 class Gallery:
+    """The pictures of one attack, and how it came to the closest of them."""
+
     attack: str
     verdict: str
     pairs: list[Pair]
     images: int
+    film: list[Frame]
+    filmed: str  # whose film it is
 
     @property
     def extent(self) -> str:
@@ -100,7 +119,12 @@ class Gallery:
 
 
 def galleries(
-    run: Run, jobs: list[Job], scores: pd.DataFrame, verdicts: list[dict[str, Any]]
+    run: Run,
+    jobs: list[Job],
+    scores: pd.DataFrame,
+    verdicts: list[dict[str, Any]],
+    *,
+    redacted: bool = False,
 ) -> list[Gallery]:
     """One gallery for each attack that has images."""
     held = [entry for entry in verdicts if entry["images"]]
@@ -112,8 +136,41 @@ def galleries(
         name = entry["attack"]
         own = scores[scores["attack"] == name]
         rows = spread(own, min(most, BASELINE_SHOWN) if name == BASELINE else most)
-        found.append(Gallery(name, entry["verdict"], load_pairs(run, jobs, scores, rows), len(own)))
+        pairs = [replace(p, redacted=redacted) for p in load_pairs(run, jobs, scores, rows)]
+        film, whose = film_of(jobs, own, redacted=redacted)
+        found.append(Gallery(name, entry["verdict"], pairs, len(own), film, whose))
     return found
+
+
+def film_of(
+    jobs: list[Job], own: pd.DataFrame, *, redacted: bool = False
+) -> tuple[list[Frame], str]:
+    """How an attack came to its closest picture, of those that were filmed: the first of a batch.
+
+    The order of a reconstructed batch means nothing, so frames belong to no true picture yet; they
+    are shown for what they are, the first image of the attack's answer.
+    """
+    best = own.sort_values("psnr", ascending=False)
+    for row in best.to_dict("records"):
+        here = (row["attack"], row["round"], row["client"], row["trial"])
+        for job in jobs:
+            if (job.label, job.round, job.client, job.trial) == here and job.result.is_file():
+                result = Reconstruction.load(job.result)
+                place = f"round {job.round}, client {job.client}"
+                frames = [(step, images[0]) for step, images in result.film.items()]
+                return [_frame(step, image, redacted) for step, image in frames], place
+    return [], ""
+
+
+def _frame(step: int, image: Tensor, redacted: bool) -> Frame:
+    shown = mosaic(image) if redacted else image
+    return Frame(step, data_uri(shown), f"The attack's first image after step {step}")
+
+
+def mosaic(picture: Tensor, blocks: int = 5) -> Tensor:
+    """Coarse blocks of mean colour: that something is there, not what."""
+    coarse = torch.nn.functional.adaptive_avg_pool2d(picture[None], blocks)
+    return torch.nn.functional.interpolate(coarse, picture.shape[-2:], mode="nearest")[0]
 
 
 def spread(own: pd.DataFrame, most: int) -> pd.DataFrame:
@@ -142,11 +199,18 @@ def load_pairs(run: Run, jobs: list[Job], scores: pd.DataFrame, rows: pd.DataFra
     return [pairs[int(index)] for index in rows.index if int(index) in pairs]
 
 
-def closest(run: Run, jobs: list[Job], scores: pd.DataFrame, attack: str | None) -> Pair | None:
+def closest(
+    run: Run,
+    jobs: list[Job],
+    scores: pd.DataFrame,
+    attack: str | None,
+    *,
+    redacted: bool = False,
+) -> Pair | None:
     """The best reconstruction of this attack."""
     own = scores[scores["attack"] == attack]
     pairs = load_pairs(run, jobs, scores, spread(own, 1)) if len(own) else []
-    return pairs[0] if pairs else None
+    return replace(pairs[0], redacted=redacted) if pairs else None
 
 
 def to_image(picture: Tensor) -> Image.Image:

@@ -126,6 +126,46 @@ def strip(scores: pd.DataFrame, labels: list[str]) -> Markup | None:
     return _svg(figure, f"PSNR of each image by attack: {'; '.join(words)}")
 
 
+def over_rounds(rows: list[dict[str, Any]]) -> Markup | None:
+    """Leakage as training goes on: mean PSNR with its interval a round, the accuracy beside it."""
+    rounds = sorted({row["round"] for row in rows})
+    if len(rounds) < 2:
+        return None
+    figure, axes = _figure(250, "over rounds")
+    labels = list(dict.fromkeys(row["attack"] for row in rows))
+    shades = [ACCENT, SECOND, INK]
+    told = []
+    for at, label in enumerate(labels):
+        own = sorted((r for r in rows if r["attack"] == label), key=lambda r: r["round"])
+        colour = MUTED if label == BASELINE else shades[at % len(shades)]
+        line = ":" if label == BASELINE else ("-", "--", "-.")[at // len(shades) % 3]
+        places = [row["round"] for row in own]
+        means = [row["psnr"]["mean"] for row in own]
+        axes.plot(places, means, f"o{line}", color=colour, ms=4, label=label)
+        axes.fill_between(
+            places,
+            [row["psnr"]["low"] for row in own],
+            [row["psnr"]["high"] for row in own],
+            color=colour,
+            alpha=0.15,
+            lw=0,
+        )
+        told.append(f"{label} from {means[0]:.1f} to {means[-1]:.1f} dB")
+    known = {row["round"]: row["accuracy_before"] for row in rows}
+    accuracy = [(r, 100 * a) for r, a in sorted(known.items()) if a is not None]
+    axes.set(xlabel="round")
+    _name(axes, "mean PSNR, dB" + ("; right: accuracy of the model sent, %" if accuracy else ""))
+    if accuracy:
+        beside = axes.twinx()
+        beside.plot(*zip(*accuracy, strict=True), "s-", color=LINE, ms=4, lw=2, zorder=0)
+        beside.set_ylim(0, 100)
+        beside.tick_params(length=3, labelcolor=MUTED, color=LINE)
+        beside.spines[["top", "left"]].set_visible(False)
+        beside.grid(visible=False)
+    axes.legend(frameon=False, labelcolor=MUTED, fontsize=10)
+    return _svg(figure, f"Leakage over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(told)}")
+
+
 def trace(label: str, traces: list[Trace]) -> Markup:
     """The attack's own loss over its steps, one line a job."""
     figure, axes = _figure(230, f"trace {label}")

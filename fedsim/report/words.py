@@ -68,6 +68,17 @@ def label(value: float | None) -> str:
     return DASH if value is None or missing(float(value)) else str(int(value))
 
 
+def signed(value: float | None, digits: int = 2) -> str:
+    """A difference."""
+    text = number(value, digits)
+    return f"+{text}" if not missing(value) and float(value or 0) > 0 and text != DASH else text
+
+
+def article(noun: str) -> str:
+    """ "a" or "an" before a noun."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def slug(verdict: str) -> str:
     """A verdict as a CSS class."""
     return verdict.lower().replace(" ", "-")
@@ -81,5 +92,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "duration": duration,
     "seconds": seconds,
     "slug": slug,
+    "signed": signed,
+    "article": article,
     "label": label,
 }
