@@ -15,8 +15,8 @@ from markupsafe import Markup
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 14, 40
 MARKS = {  # a path around the origin for each run
-    1: "M-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0 -7.2 0z",
-    2: "M-3.3 -3.3h6.6v6.6h-6.6z",
+    1: "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0 -10 0z",
+    2: "M-3.2 -3.2h6.4v6.4h-6.4z",
     3: "M0 -4.6L4.3 3.2H-4.3z",
     4: "M0 -4.7L4.7 0L0 4.7L-4.7 0z",
 }
@@ -85,18 +85,20 @@ def curves(series: list[Series], title: str, *, top: float | None = None) -> Mar
 def intervals(
     groups: list[tuple[str, list[Interval]]], title: str, unit: str, line: float, top: float
 ) -> Markup | None:
-    """A row for each run under each attack: its mean, and the interval around it."""
+    """A row for each run under each attack: its mean, and the interval around it.
+
+    The scale ends at ``top`` where some means lie far beyond; those stand at its end, in numbers.
+    """
     groups = [(name, rows) for name, rows in groups if rows]
     if not groups:
         return None
     row, head, left = 20, 26, 12
     height = TOP + sum(head + row * len(rows) for _, rows in groups) + BOTTOM
-    highest = max(top, *(one.high for _, rows in groups for one in rows))
-    ticks = _ticks(0.0, highest, 6)
-    highest = max(highest, ticks[-1])
+    ticks = _ticks(0.0, top, 6)
+    edge = WIDTH - RIGHT - 52  # room for the numbers of what lies beyond
 
     def x_at(x: float) -> float:
-        return left + max(0.0, x) / highest * (WIDTH - left - RIGHT - 12)
+        return left + min(max(0.0, x) / top, 1.0) * (edge - left)
 
     floor = height - BOTTOM + 4
     parts = []
@@ -111,9 +113,14 @@ def intervals(
         y += head
         for one in rows:
             middle = y + row / 2
-            ends = f"M{x_at(one.low):.1f} {middle:.1f}H{x_at(one.high):.1f}"
-            parts.append(f'<path class="span run-{one.number}" d="{ends}"/>')
-            parts.append(_mark(one.number, x_at(one.mean), middle))
+            beyond = one.mean > top
+            x = edge + 12.0 if beyond else x_at(one.mean)
+            ends = f"M{x_at(one.low):.1f} {middle:.1f}H{x if beyond else x_at(one.high):.1f}"
+            if one.low < min(one.high, top):
+                parts.append(f'<path class="span run-{one.number}" d="{ends}"/>')
+            parts.append(_mark(one.number, x, middle))
+            if beyond:
+                parts.append(_text(x + 10, middle + 4, f"{one.mean:.0f}", "start"))
             told.append(f"{name} in {one.name} {one.mean:.3g} ({one.low:.3g} to {one.high:.3g})")
             y += row
     return _svg(parts, int(height), f"{title}: {'; '.join(told)}")

@@ -27,6 +27,7 @@ from fedsim.viewer.standing import Outcome, Standing, rounds_of
 
 MOST_RUNS = 4
 SHARED_SHOWN, OWN_SHOWN, ATTACKS_SHOWN = 6, 4, 3
+HIGHEST_DB = 50.0  # of the scale; an exact copy stands beyond it
 NOT_SET = "not set"
 NUMERIC = [*KEYS, "trial", "psnr", "ssim", "label_true", "label_recovered"]
 
@@ -76,6 +77,7 @@ class Comparison:
     runs: list[Standing]
     differences: list[tuple[str, list[str]]]
     attacks: list[tuple[str, list[Line]]]
+    spans: Any  # a chart of the PSNR, None where there is none
     charts: list[tuple[str, Any]]
     galleries: list[Gallery]
     problems: list[tuple[int, str]]
@@ -95,7 +97,8 @@ def compare(files: Files, runs: list[Standing]) -> Comparison:
         runs,
         differences([run.spec for run in runs]),
         attacks,
-        _charts(files, runs, attacks),
+        _spans(runs, attacks),
+        _charts(files, runs),
         _galleries(runs, scores, problems),
         problems,
     )
@@ -199,9 +202,7 @@ def _labels(outcome: Outcome | None, scores: pd.DataFrame | None, seed: int) -> 
     return Cell(outcome.label_accuracy, *bootstrap(right, "right", seed))
 
 
-def _charts(
-    files: Files, runs: list[Standing], attacks: list[tuple[str, list[Line]]]
-) -> list[tuple[str, Any]]:
+def _charts(files: Files, runs: list[Standing]) -> list[tuple[str, Any]]:
     rounds = {n: rounds_of(files, run.place) for n, run in enumerate(runs, 1)}
 
     def series(column: str, scale: float = 1.0) -> list[Series]:
@@ -210,6 +211,15 @@ def _charts(
             for n, rows in rounds.items()
         ]
 
+    drawn = [
+        ("Test accuracy, %", curves(series("test_accuracy", 100.0), "Test accuracy", top=100.0)),
+        ("Training loss", curves(series("train_loss"), "Training loss")),
+    ]
+    return [(title, drawing) for title, drawing in drawn if drawing is not None]
+
+
+def _spans(runs: list[Standing], attacks: list[tuple[str, list[Line]]]) -> Any:
+    """Mean PSNR of each attack in each run, with its interval."""
     groups = [
         (
             name,
@@ -227,15 +237,7 @@ def _charts(
         )
         for name, lines in attacks
     ]
-    drawn = [
-        ("Test accuracy, %", curves(series("test_accuracy", 100.0), "Test accuracy", top=100.0)),
-        ("Training loss", curves(series("train_loss"), "Training loss")),
-        (
-            "PSNR, mean and 95 % interval",
-            intervals(groups, "Mean PSNR by attack", "dB", RECOVERED_DB, 40.0),
-        ),
-    ]
-    return [(title, drawing) for title, drawing in drawn if drawing is not None]
+    return intervals(groups, "Mean PSNR by attack", "dB", RECOVERED_DB, HIGHEST_DB)
 
 
 def points_of(

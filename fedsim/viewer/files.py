@@ -87,13 +87,11 @@ def _attempt(root: Path, name: str, how: Callable[[bytes], Parsed]) -> Parsed | 
     except RunError as error:
         return error
     except DAMAGE as error:
-        return RunError(f"{name} cannot be read: {reason(error)}")
+        return RunError(f"{name} is damaged: {reason(error)}")
 
 
 def reason(error: BaseException) -> str:
     """One line of an error, for a reader."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
-    if not isinstance(error, FedsimError):
-        text = f"it is damaged ({text})"
     return text.rstrip(".") + "."

@@ -162,11 +162,11 @@ class Standing:
             return ""
         passed = max(0.0, self.now - self.changed)
         if passed < 5:
-            return "just now"
+            return "changed just now"
         for unit, size, until in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
             if passed < until:
-                return f"{passed / size:.0f} {unit} ago"
-        return f"{passed / 86_400:.0f} days ago"
+                return f"changed {passed / size:.0f} {unit} ago"
+        return f"changed {passed / 86_400:.0f} days ago"
 
 
 def standing(files: Files, place: Place, *, now: float | None = None) -> Standing:

@@ -27,7 +27,7 @@ function show(row, run) {
   put(row, "state", run.state).className = `state ${run.state}`;
   put(row, "ago", run.ago);
   put(row, "words", run.words);
-  row.querySelector("[data-field=bars]").hidden = !["running", "stopped", "planned"].includes(run.state);
+  row.querySelector("[data-field=bars]").hidden = !["running", "stopped"].includes(run.state);
   bar(row, "rounds", run.rounds.done, run.rounds.total);
   bar(row, "jobs", run.jobs.done + run.jobs.failed, run.jobs.total);
 }
