@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from fedsim.core.errors import FedsimError, RunError
 
 Parsed = TypeVar("Parsed")
@@ -21,7 +23,7 @@ MOST_BYTES = 256 * 2**20
 # What reading a damaged file may raise: parsers, shapes, keys and types that are not as expected.
 DAMAGE = (
     *(FedsimError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError),
-    *(RuntimeError, ArithmeticError, AssertionError),
+    *(RuntimeError, ArithmeticError, AssertionError, yaml.YAMLError),
 )
 
 

@@ -84,7 +84,7 @@ class Shelf:
         taken: set[Path] = set()
         found = []
         for root, runs in held.items():
-            own = [run for run in sorted(runs) if run not in taken]
+            own = [run for run in sorted(set(runs)) if run not in taken]
             taken |= set(own)
             places = [Place(_key(run), run, names[run]) for run in own]
             if places or root in benches:

@@ -181,7 +181,7 @@ def standing(files: Files, place: Place, *, now: float | None = None) -> Standin
             raise RunError("spec.yaml is gone.")
     except RunError as error:
         problems.append(reason(error))
-        return Standing(place, "damaged", changed=_modified(root), **about)
+        return Standing(place, "damaged", changed=_last_change(root), **about)
     spec = planned.spec
     about |= {"spec": spec, "rounds_total": spec.train.rounds}
     about["rounds_done"] = min(spec.train.rounds, len(_rounds(files, root, problems)))
@@ -190,7 +190,7 @@ def standing(files: Files, place: Place, *, now: float | None = None) -> Standin
         failed = files.parse(root, "summary.json", _failed)
     except RunError as error:
         problems.insert(0, reason(error))
-        return Standing(place, "damaged", changed=_modified(root), **about)
+        return Standing(place, "damaged", changed=_last_change(root), **about)
     if outcomes is not None:
         attacks = [
             AttackProgress(label, len(names) - bad, bad, 0, len(names))
@@ -355,14 +355,12 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 def _last_change(root: Path) -> float | None:
     """The newest change; every file replaces another, which its folder remembers."""
-    folders = [root, root / "observations", *_below(root / "observations", 1)]
-    folders += [root / "reconstructions", *_below(root / "reconstructions", 1)]
-    folders += [
-        *_below(root / "reconstructions", 2),
-        root / "learned",
-        *_below(root / "learned", 1),
-    ]
-    found = [at for folder in folders if (at := _modified(folder)) is not None]
+    paths = [root, root / "spec.yaml", root / "summary.json"]
+    for name, depth in (("observations", 1), ("reconstructions", 2), ("learned", 1)):
+        paths.append(root / name)
+        for level in range(1, depth + 1):
+            paths += _below(root / name, level)
+    found = [at for path in paths if (at := _modified(path)) is not None]
     return max(found, default=None)
 
 
