@@ -36,7 +36,7 @@ function show(row, run) {
 let known = null;
 
 function update(runs) {
-  const shape = JSON.stringify(runs.map((run) => [run.key, run.verdicts, run.problems, run.report]));
+  const shape = JSON.stringify(runs.map((run) => [run.key, run.state, run.verdicts, run.problems, run.report]));
   if (known !== null && shape !== known) return location.reload();
   known = shape;
   const shown = document.querySelectorAll("[data-run]").length;
