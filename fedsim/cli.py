@@ -1,4 +1,4 @@
-"""The command line: fedsim run | audit | bench | attack | report | generator | list | doctor."""
+"""The command line: fedsim audit | run | bench | attack | report | view | list | doctor ..."""
 
 from __future__ import annotations
 
@@ -181,6 +181,27 @@ def report(
     run = Run.open(directory)
     path = conclude(run, watch=_watch(False), redacted=redact)
     out.print(f"report: {path}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def view(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Runs, benches, or folders of them.")
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 0,
+    host: Annotated[str, typer.Option(help="A loopback address.")] = "127.0.0.1",
+) -> None:
+    """Show runs in a browser, live and side by side; Ctrl-C ends it."""
+    from fedsim.viewer.serving import serve
+
+    def tell(address: str) -> None:
+        print(address, flush=True)
+        err.print("Open it in a browser on this machine; Ctrl-C ends it.", highlight=False)
+
+    try:
+        serve(directories, host=host, port=port, ready=tell)
+    except KeyboardInterrupt:
+        err.print("stopped.")
 
 
 @app.command("list")

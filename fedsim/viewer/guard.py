@@ -1,0 +1,121 @@
+"""Guard: who may ask, and what every answer carries.
+
+The pages hold the clients' pictures. Other users of the machine and other pages in the same browser
+must not get at them: a token that only the terminal saw, loopback names alone (a foreign name that
+resolves to this machine is refused), GET alone, and no leave for any other site.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'self'"
+)
+# A report is shown as it was written. Whatever is in it runs in an origin of its own: it reaches
+# no other run, no cookie and no other site.
+REPORT_POLICY = (
+    "sandbox allow-scripts allow-downloads; default-src 'none'; img-src data:; font-src data:; "
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'self'"
+)
+HEADERS = {
+    "Content-Security-Policy": PAGE_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address can only mean this machine."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """Stands before the application; nothing of it is reached without the token or its cookie."""
+
+    def __init__(self, app: ASGIApp, token: str):
+        self.app, self._token = app, token
+        self._session = secrets.token_urlsafe(32)
+        # Ports share their cookies: two viewers side by side need names of their own.
+        self.cookie = f"fedsim-view-{secrets.token_hex(4)}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # a socket that nobody answers is closed by the server
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        answer = self._judge(Request(scope))
+        await (answer or self.app)(scope, receive, send_guarded)
+
+    def _judge(self, request: Request) -> Response | None:
+        """An answer of the guard's own, or None to let the request through."""
+        if not _asks_for_this_machine(request):
+            return _refusal(400, "This viewer answers only to its own loopback address.")
+        if request.method != "GET":
+            return _refusal(405, "This viewer only shows things: use GET.", {"Allow": "GET"})
+        given = request.query_params.get("token")
+        if given is not None and _same(given, self._token):
+            return self._admit(request)
+        if _same(request.cookies.get(self.cookie, ""), self._session):
+            return None
+        return _refusal(403, "Open the address that `fedsim view` printed: its token is missing.")
+
+    def _admit(self, request: Request) -> Response:
+        """The token for a cookie, so that it does not stay in the address."""
+        kept = [pair for pair in parse_qsl(request.url.query) if pair[0] != "token"]
+        # One slash at the start, or a browser would read the rest as another site's name.
+        path = "/" + request.url.path.lstrip("/\\")
+        answer = RedirectResponse(f"{path}?{urlencode(kept)}" if kept else path, 303)
+        answer.set_cookie(self.cookie, self._session, httponly=True, samesite="strict", path="/")
+        return answer
+
+
+def _asks_for_this_machine(request: Request) -> bool:
+    hosts = request.headers.getlist("host")
+    if len(hosts) != 1:
+        return False
+    name = hosts[0]
+    if name.startswith("["):
+        name, bracket, port = name[1:].partition("]")
+        port = port.removeprefix(":")
+        if not bracket:
+            return False
+    else:
+        name, _, port = name.partition(":")
+    return is_loopback(name) and (not port or port.isdecimal())
+
+
+def _same(given: str, held: str) -> bool:
+    return hmac.compare_digest(given.encode(), held.encode())
+
+
+def _refusal(status: int, words: str, headers: dict[str, str] | None = None) -> Response:
+    return PlainTextResponse(words + "\n", status, headers)
