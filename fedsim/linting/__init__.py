@@ -10,7 +10,7 @@ from fedsim.core.errors import SpecError, did_you_mean
 from fedsim.core.spec import Spec
 from fedsim.linting.facts import Facts, gather
 from fedsim.linting.findings import SEVERITIES, Finding, exit_code
-from fedsim.linting.rules import RULES
+from fedsim.linting.rules import NAMES, RULES
 
 __all__ = ["Facts", "Finding", "Lint", "gather", "lint"]
 
@@ -57,9 +57,12 @@ class Lint:
 
 def lint(spec: Spec, ignore: Iterable[str] = ()) -> Lint:
     """Every rule on the facts of ``spec``, but for those named in ``ignore``."""
+    left_out = set(ignore)
+    for name in left_out - set(NAMES):
+        known = ", ".join(NAMES)
+        raise SpecError(f"there is no rule '{name}'{did_you_mean(name, NAMES)}; known: {known}.")
     facts = gather(spec)
     found = [finding for rule in RULES for finding in rule(facts)]
-    left_out = set(ignore)
     found = [finding for finding in found if finding.rule not in left_out]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Lint(facts, tuple(found))

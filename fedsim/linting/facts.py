@@ -28,6 +28,7 @@ from fedsim.linting.rehearsal import Rehearsal, rehearse
 
 SHALLOW = 2  # blocks of a ViT that are built
 LARGEST = 100_000_000  # parameters, beyond which no weights are made and nothing is rehearsed
+ACTS = ("protect_batch", "batch_gradient", "protect_gradient", "protect_update")
 ASSUMED_CLASSES = 10  # where the data set is not on this machine
 
 
@@ -74,6 +75,12 @@ class Tokens:
         full = self.position_rank >= self.patches
         return uploaded and full and self.equations >= self.unknowns
 
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The closed forms that have a system to solve here, be it short of rank."""
+        by_patches = ("patch_solve",) if self.uploads_position and self.uploads_patches else ()
+        return (*by_patches, *(("row_space",) if self.solvable_by_rows else ()))
+
 
 @dataclass(frozen=True)
 class Guard:
@@ -117,8 +124,7 @@ class Facts:
 def gather(spec: Spec) -> Facts:
     """The facts of a spec; a spec that could not run is an error, as it is in an audit."""
     guards = tuple(
-        Guard(c.name, d)
-        for c, d in zip(spec.defenses, create_defenses(spec.defenses), strict=True)
+        Guard(c.name, d) for c, d in zip(spec.defenses, create_defenses(spec.defenses), strict=True)
     )
     classes, shard = _data(spec)
     steps, images = _behind(spec, shard)
@@ -146,7 +152,8 @@ def gather(spec: Spec) -> Facts:
             [guard.defense for guard in guards],
             classes=classes or ASSUMED_CLASSES,
             steps=(steps or 1) if images == 1 else 1,
-            pictures=images == 1 and tokens is not None,
+            forms=tokens.forms if tokens is not None and images == 1 else (),
+            acting=any(guard.acts_on(*ACTS) for guard in guards),
             chance=any(guard.acts_on("protect_batch") for guard in guards),
         ),
     )

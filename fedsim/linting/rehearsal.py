@@ -8,6 +8,7 @@ through fresh weights, the defenses and the closed forms. No data is read and no
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,18 +20,19 @@ from attacks import create_attack
 from attacks.labels import recover_labels
 from fedsim.core.attack import no_progress
 from fedsim.core.defense import Defense
-from fedsim.core.errors import FedsimError
+from fedsim.core.errors import AttackError, FedsimError
 from fedsim.core.knowledge import THREATS, View
-from fedsim.core.learning import Protocol, Update, local_update
+from fedsim.core.learning import Protocol, local_update
 from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import Spec
 from fedsim.jobs import countered
 
-CLOSED_FORMS = ("patch_solve", "row_space")
+EXACT_DB = 40.0  # a picture without a visible difference
 DRAWS, CHANCES, LARGE_DRAWS = 4, 12, 2  # pictures: usually; where a defense tosses a coin; else
 LARGE = 2e9  # parameters times pixels: from here on, fewer pictures
 MOST_LABELS = 8  # pictures in a batch whose labels are read
-WHITE_NOISE = 1e-16  # the least mean squared error that counts, as in the scores
+CONTRAST = 0.35  # of made-up pictures: about an eighth of them is black or white
+LEAST_ERROR = 1e-16  # mean squared, as in the scores: 160 dB
 
 
 @dataclass(frozen=True)
@@ -52,31 +54,42 @@ def rehearse(
     *,
     classes: int,
     steps: int,
-    pictures: bool,
+    forms: Sequence[str],
+    acting: bool,
     chance: bool,
 ) -> Rehearsal:
-    """Rehearse ``steps`` steps on one picture where ``pictures``, and the reading of labels."""
+    """Rehearse the closed ``forms`` on ``steps`` steps of one picture, and the reading of labels.
+
+    ``acting``: a defense changes batches, gradients or updates, so both ways are compared;
+    ``chance``: one tosses a coin for each batch, so more batches are tried.
+    """
     if any(parameter.is_meta for parameter in model.parameters()):
         return Rehearsal(declined="the model is too large to be filled with numbers in time")
-    stage = Stage(spec, model, defenses, classes)
     draws = CHANCES if chance else DRAWS
     if sum(p.numel() for p in model.parameters()) * spec.data.image_size**2 / 256 > LARGE:
         draws = LARGE_DRAWS
+    psnr: dict[str, list[float]] = {name: [] for name in forms}
+    right: list[bool | None] = []
+    bare: list[float] = []
+    stage, plain = Stage(spec, model, defenses, classes), Stage(spec, model, (), classes)
     batch = min(spec.train.batch_size, MOST_LABELS)
     try:
-        right = [stage.reads_labels(draw, batch) for draw in range(draws)]
-        psnr: dict[str, list[float]] = {name: [] for name in CLOSED_FORMS}
-        bare: list[float] = []
-        for draw in range(draws if pictures else 0):
-            for name, value in stage.recovers(draw, steps).items():
-                psnr[name].append(value)
-        if pictures and defenses:
-            plain = Stage(spec, model, (), classes)
-            bare = [max(plain.recovers(draw, steps).values()) for draw in range(LARGE_DRAWS)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of slow paths, which nobody waits for here
+            for draw in range(draws):
+                pictures, truth = stage.batch(draw, batch)
+                observation = stage.observe(draw, [(pictures, truth)] * steps)
+                right.append(stage.reads_labels(observation, truth))
+                for name, value in stage.recovers(observation, pictures, forms).items():
+                    psnr[name].append(value)
+            for draw in range(LARGE_DRAWS if forms and acting else 0):
+                pictures, truth = plain.batch(draw, batch)
+                observation = plain.observe(draw, [(pictures, truth)] * steps)
+                bare.append(max(plain.recovers(observation, pictures, forms).values()))
     except (FedsimError, ValueError, RuntimeError) as error:
         # A model may not take a single picture (BatchNorm on 1 x 1) and a defense of somebody's
         # own may fail: the audit would tell, here it is one finding.
-        return Rehearsal(declined=str(error).strip().splitlines()[0])
+        return Rehearsal(declined=str(error).strip().splitlines()[0].rstrip("."))
     share = None if None in right else sum(map(bool, right)) / len(right)
     return Rehearsal({n: v for n, v in psnr.items() if v}, bare, share, batch)
 
@@ -90,69 +103,69 @@ class Stage:
     defenses: Sequence[Defense]
     classes: int
 
-    def recovers(self, draw: int, steps: int) -> dict[str, float]:
-        """PSNR of each closed form on one picture; 0 where it declines."""
-        picture, label = self._batch(draw, 1)
-        observation = self._observed(draw, [(picture, label)] * steps)
-        view = View(
-            observation,
-            THREATS["C"].grants,
-            architecture=lambda: copy.deepcopy(self.model),
-            counter=partial(countered, observation) if self.defenses else None,
-        )
-        found = {}
-        for name in CLOSED_FORMS:
-            try:
-                result = create_attack(name).reconstruct(
-                    view, device=torch.device("cpu"), progress=no_progress
-                )
-            except FedsimError:  # what it needs was not uploaded: no picture
-                found[name] = 0.0
-                continue
-            error = (result.images.double() - picture.double()).square().mean()
-            found[name] = float(-10 * torch.log10(error.clamp(min=WHITE_NOISE)))
-        return found
+    def batch(self, draw: int, size: int) -> tuple[Tensor, Tensor]:
+        coin = torch.Generator().manual_seed(draw)
+        labels = torch.randint(self.classes, (size,), generator=coin)
+        return made_up(size, self.spec.data.image_size, coin), labels
 
-    def reads_labels(self, draw: int, size: int) -> bool | None:
-        """Whether the labels of one step are read without a mistake; None without a head."""
-        batch = self._batch(draw, size)
-        observation = self._observed(draw, [batch])
-        protocol = observation.public.protocol
-        try:
-            found = recover_labels(observation.update, self.model, size, protocol=protocol)
-        except FedsimError:
-            return None
-        return found.tolist() == batch[1].sort().values.tolist()
-
-    def _observed(self, draw: int, batches: list[tuple[Tensor, Tensor]]) -> Observation:
+    def observe(self, draw: int, batches: list[tuple[Tensor, Tensor]]) -> Observation:
         # The first round and the last, in turns: a defense may begin later.
         round_ = 1 if draw % 2 == 0 else self.spec.train.rounds
         cohort = self.spec.cohort(round_)
-        active = [d.at_round(round_, cohort[0], cohort) for d in self.defenses]
-        protocol = Protocol.of(self.spec.train, self.spec.data)
-        update: Update = local_update(
+        update = local_update(
             self.model,
             batches,
-            protocol,
-            defenses=active,
+            Protocol.of(self.spec.train, self.spec.data),
+            defenses=[d.at_round(round_, cohort[0], cohort) for d in self.defenses],
             rng=torch.Generator().manual_seed(1000 + draw),
             seed=draw,
         )
         public = Public.of(self.spec, self.classes)
         return Observation(round_, cohort[0], self.model.state_dict(), update, public)
 
-    def _batch(self, draw: int, size: int) -> tuple[Tensor, Tensor]:
-        coin = torch.Generator().manual_seed(draw)
-        labels = torch.randint(self.classes, (size,), generator=coin)
-        return made_up(size, self.spec.data.image_size, coin), labels
+    def recovers(
+        self, observation: Observation, truth: Tensor, forms: Sequence[str]
+    ) -> dict[str, float]:
+        """PSNR of each closed form; 0 where it declines. The second is for what the first one
+        leaves, so it rests where the first is exact."""
+        view = View(
+            observation,
+            THREATS["C"].grants,
+            architecture=lambda: copy.deepcopy(self.model),
+            counter=partial(countered, observation) if self.defenses else None,
+        )
+        found: dict[str, float] = {}
+        for name in forms:
+            if any(value >= EXACT_DB for value in found.values()):
+                break
+            try:
+                result = create_attack(name).reconstruct(
+                    view, device=torch.device("cpu"), progress=no_progress
+                )
+            except AttackError:  # what it needs was not uploaded, or is not finite: no picture
+                found[name] = 0.0
+                continue
+            error = (result.images.double() - truth.double()).square().mean()
+            found[name] = float(-10 * torch.log10(error.clamp(min=LEAST_ERROR)))
+        return found
+
+    def reads_labels(self, observation: Observation, truth: Tensor) -> bool | None:
+        """Whether the labels of one step are read without a mistake; None without a head."""
+        protocol = observation.public.protocol
+        try:
+            found = recover_labels(observation.update, self.model, len(truth), protocol=protocol)
+        except AttackError:
+            return None
+        return found.tolist() == truth.sort().values.tolist()
 
 
 def made_up(count: int, side: int, coin: torch.Generator) -> Tensor:
-    """Pictures (count, 3, side, side) of noise with the spectrum of photographs, in 8 bits."""
+    """Pictures (count, 3, side, side) in 8 bits: smooth noise with blown-out areas, in which
+    closed forms have as hard a time as with photographs. Channels mostly agree."""
     noise = torch.randn(count, 4, side, side, generator=coin)
     rows, columns = torch.fft.fftfreq(side)[:, None], torch.fft.fftfreq(side)[None]
-    far = (rows.square() + columns.square()).sqrt().clamp(min=1 / side)
+    far = (rows.square() + columns.square()).clamp(min=side**-2)
     smooth = torch.fft.ifft2(torch.fft.fft2(noise) / far).real
-    smooth = smooth / smooth.std((2, 3), keepdim=True)
-    coloured = 0.5 + 0.2 * smooth[:, :1] + 0.07 * smooth[:, 1:]  # channels mostly agree
+    smooth = CONTRAST * smooth / smooth.std((2, 3), keepdim=True)
+    coloured = 0.5 + smooth[:, :1] + 0.3 * smooth[:, 1:]
     return (coloured.clamp(0, 1) * 255).round() / 255

@@ -1,8 +1,8 @@
 """The rules: each looks at the facts and says what it finds, with the numbers that decide it.
 
 `certain`: it follows from the shapes and came back in rehearsal, or it is plain from the protocol.
-`likely`: it leaks more than a guess, or the numbers could not be rehearsed. `note`: no leak by itself,
-but who reads an audit of this spec should know it.
+`likely`: it leaks more than a guess, or the numbers could not be rehearsed. `note`: no leak by
+itself, but who reads an audit of this spec should know it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,42 @@ import yaml
 
 from attacks import create_attack
 from fedsim.core.knowledge import THREATS, granted_by
-from fedsim.linting.facts import Facts, Guard
+from fedsim.linting.facts import ACTS, Facts, Guard
 from fedsim.linting.findings import Finding, Severity
+from fedsim.linting.rehearsal import EXACT_DB
 
 Rule = Callable[[Facts], Iterator[Finding]]
 
-EXACT_DB = 40.0  # a picture without a visible difference
 CLEAR_DB = 30.0  # what a verdict calls LEAKS
 MOSTLY = 0.75  # of the pictures, for a rehearsal to count as exact
+CLEAR_SHARE = 0.5  # of the batches, for labels to count as read
 SAFE_BATCH = 8
 LOOSE, MEANINGLESS = 10.0, 100.0  # epsilon: little is promised; nothing is
-ACTS = ("protect_batch", "batch_gradient", "protect_gradient", "protect_update")
+
+NAMES = {
+    "exact-inversion": "one picture, from the gradients of its positions and patches",
+    "exact-inversion-fixed-positions": "one picture, although its positions are fixed",
+    "layer-by-layer": "one picture, through a plain chain of layers",
+    "bypassed-defense": "a defense in spite of which the picture comes back",
+    "labels": "labels, from the head's gradient",
+    "batch-statistics": "means and variances of the batch, from BatchNorm's buffers",
+    "lonely-aggregation": "secure aggregation of one client",
+    "order-of-defenses": "a defense that breaks the masks of the one before it",
+    "replaced-gradient": "a defense whose work a later one throws away",
+    "no-privacy-budget": "differential privacy without noise",
+    "weak-privacy-budget": "differential privacy that promises little",
+    "readable-mask": "a jigsaw whose mask is public",
+    "exactness-ended": "what alone hides a picture that the equations determine",
+    "fixed-positions-hold": "why fixed positions defend here",
+    "aggregate-is-visible": "what secure aggregation leaves to see",
+    "uploaded-in-clear": "what is uploaded beside a protected update",
+    "unknown-defense": "a defense that is not one of fedsim's own",
+    "oracle-labels": "attacks are given the true labels",
+    "missing-attack": "an audit would miss what was found here",
+    "first-round-only": "only fresh weights are audited",
+    "absent-data": "the data set is not on this machine",
+    "not-rehearsed": "shapes alone decide",
+}
 
 
 # -- pictures ------------------------------------------------------------------------------------
@@ -183,19 +208,15 @@ def labels(facts: Facts) -> Iterator[Finding]:
         return
     else:
         share = heard.labels
-        told = f"all {heard.batch} labels read in {share:.0%} of rehearsed batches"
+        what = "the label" if heard.batch == 1 else f"all {heard.batch} labels"
+        told = f"{what} read without a mistake in {share:.0%} of rehearsed batches"
     severity: Severity = "certain" if single and share == 1.0 else "likely"
     what = "Its label is" if single else "Which labels a batch holds, and how often, is"
     more = "" if "bias" in facts.head or single else " Repeated labels do not show there."
     steps = "" if facts.steps == 1 else " Several local steps blur the counts."
     reason = f"{what} read from {where}: only a class that is there can be negative ({told})."
-    remedy = _aggregated(facts) or _with_defense(
-        facts, {"name": "withheld", "parts": ["head"]}
-    )
+    remedy = _aggregated(facts) or _with_defense(facts, {"name": "withheld", "parts": ["head"]})
     yield Finding("labels", severity, reason + more + steps, remedy, "B")
-
-
-CLEAR_SHARE = 0.5  # of the batches, for labels to count as read
 
 
 def batch_statistics(facts: Facts) -> Iterator[Finding]:
@@ -273,7 +294,9 @@ def budget(facts: Facts) -> Iterator[Finding]:
         name, epsilon = entry["defense"], entry["epsilon"]
         remedy = _with_defense(facts, {"name": "dp_sgd"}, instead=name)
         if epsilon is None or not math.isfinite(epsilon):
-            reason = f"{name} adds no noise: its budget is infinite, and clipping alone hides nothing."
+            reason = (
+                f"{name} adds no noise: its budget is infinite, and clipping alone hides nothing."
+            )
             yield Finding("no-privacy-budget", "certain", reason, remedy)
         elif epsilon > LOOSE:
             severity: Severity = "likely" if epsilon > MEANINGLESS else "note"
@@ -289,9 +312,10 @@ def clear_text_beside(facts: Facts) -> Iterator[Finding]:
     """The loss and the number of examples travel unprotected."""
     careful = [g.name for g in facts.guards if g.acts_on("budget", "reveal")]
     if careful:
+        whose = " of one picture" if facts.one_image else ""
         reason = (
             f"{' and '.join(careful)} does not cover what is uploaded beside the update: the mean "
-            f"training loss{' of one picture' if facts.one_image else ''} and the number of examples."
+            f"training loss{whose} and the number of examples."
         )
         yield Finding("uploaded-in-clear", "note", reason)
 
@@ -319,8 +343,8 @@ def strangers(facts: Facts) -> Iterator[Finding]:
             hooks = [h for h in (*ACTS, "prepare_model", "choose", "penalty") if guard.acts_on(h)]
             judged = "the rehearsal ran with it" if facts.rehearsal.declined is None else "unjudged"
             reason = (
-                f"{guard.name} is not one of fedsim's own: it overrides {', '.join(hooks) or 'no hook'}; "
-                f"{judged}, and nothing else is known of it."
+                f"{guard.name} is not one of fedsim's own: it overrides "
+                f"{', '.join(hooks) or 'no hook'}; {judged}, and nothing else is known of it."
             )
             yield Finding("unknown-defense", "note", reason)
 
@@ -361,8 +385,8 @@ def first_round_only(facts: Facts) -> Iterator[Finding]:
 def absent_data(facts: Facts) -> Iterator[Finding]:
     if not facts.data_here:
         reason = (
-            f"The data set '{facts.spec.data.name}' is not on this machine: {facts.classes} classes "
-            f"are assumed, clients are taken to hold enough samples, and budgets are not counted."
+            f"The data set '{facts.spec.data.name}' is not on this machine: {facts.classes} "
+            f"classes are assumed, clients are taken to hold enough samples, and budgets are not counted."
         )
         yield Finding("absent-data", "note", reason)
 
