@@ -22,7 +22,7 @@ from fedsim.core.spec import load_spec
 from fedsim.core.store import Run, write_json
 from fedsim.core.vault import Truth, Vault
 from fedsim.planning import jobs_of, victims
-from fedsim.report import pictures, plots, words
+from fedsim.report import content, pictures, plots, words
 from fedsim.verdict import BASELINE
 
 EXACT, CLOSE, BLIND, FAILS = 0.0, 0.1, 0.45, None
@@ -311,3 +311,9 @@ def test_a_browser_opens_it_without_complaint_and_a_phone_needs_no_sideways_scro
     assert int(found[1]) <= 390
     assert found[2] == "true"
     assert "CONSOLE" not in seen.stderr
+
+
+def test_a_budget_without_noise_is_told_as_none_at_all() -> None:
+    budget = {"defense": "dp_sgd", "epsilon": None, "delta": 1e-5, "protects": "one sample"}
+    (told,) = content.privacy({"privacy": [budget]})
+    assert "no epsilon at all" in told

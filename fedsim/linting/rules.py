@@ -292,7 +292,9 @@ def budget(facts: Facts) -> Iterator[Finding]:
 
     for entry in budgets(facts.spec):
         name, epsilon = entry["defense"], entry["epsilon"]
-        remedy = _with_defense(facts, {"name": "dp_sgd"}, instead=name)
+        # What DP-SGD refuses is no remedy.
+        fits = not facts.batchnorms
+        remedy = _with_defense(facts, {"name": "dp_sgd"}, instead=name) if fits else ()
         if epsilon is None or not math.isfinite(epsilon):
             reason = (
                 f"{name} adds no noise: its budget is infinite, and clipping alone hides nothing."
@@ -386,7 +388,8 @@ def absent_data(facts: Facts) -> Iterator[Finding]:
     if not facts.data_here:
         reason = (
             f"The data set '{facts.spec.data.name}' is not on this machine: {facts.classes} "
-            f"classes are assumed, clients are taken to hold enough samples, and budgets are not counted."
+            f"classes are assumed, clients are taken to hold enough samples, and budgets are not "
+            f"counted."
         )
         yield Finding("absent-data", "note", reason)
 
