@@ -52,99 +52,106 @@ def predicts_exact(result: Lint) -> bool:
 # -- agreement: predicted from the spec, measured by the audit -----------------------------------
 
 FAST = {
-    "as it is": [],
-    "width one short of the patches": [vit(embed_dim=12)],
-    "two images": ["train.batch_size=2"],
-    "clipped": [defended({"name": "clipping", "norm": 0.01})],
-    "noised": [defended("gaussian_noise")],
-    "fixed positions of full rank": [defended("frozen_pe"), vit(embed_dim=192)],
-    "fixed positions of low rank": [defended("sinusoidal_pe"), vit(embed_dim=192)],
-    "summed": [defended("secure_aggregation")],
+    "as it is": (True, []),
+    "width one short of the patches": (False, [vit(embed_dim=12)]),
+    "two images": (False, ["train.batch_size=2"]),
+    "clipped": (True, [defended({"name": "clipping", "norm": 0.01})]),
+    "noised": (False, [defended("gaussian_noise")]),
+    "fixed positions of full rank": (True, [defended("frozen_pe"), vit(embed_dim=192)]),
+    "fixed positions of low rank": (False, [defended("sinusoidal_pe"), vit(embed_dim=192)]),
+    "summed": (False, [defended("secure_aggregation")]),
 }
 MORE = {
-    "width just enough": [vit(embed_dim=18)],
-    "fine patches": [vit(patch_size=4)],
-    "fine patches in a narrow model": [vit(patch_size=4, embed_dim=48)],
-    "coarse patches": [vit(patch_size=16)],
-    "deeper": [vit(depth=6)],
-    "no class token": [vit(class_token=False, global_pool="avg")],
-    "larger pictures": ["data.image_size=64"],
-    "larger pictures in a narrow model": ["data.image_size=64", vit(embed_dim=48)],
-    "a first block without norm": [vit(plain_first_block=True)],
-    "another model": [
-        "data.image_size=64",
-        "model={name: deit_tiny_patch16_224, options: {depth: 2}}",
-    ],
-    "eight images": ["train.batch_size=8"],
-    "the delta of one step": ["train.upload=delta"],
-    "a delta with decay and momentum": [
-        "train.upload=delta",
-        "train.weight_decay=0.05",
-        "train.momentum=0.9",
-    ],
-    "a delta of AdamW": ["train.upload=delta", "train.optimizer=adamw", "train.lr=0.001"],
-    "a delta lost in rounding": ["train.upload=delta", "train.lr=1e-6"],
-    "three steps on three images": ["train.upload=delta", "train.local_steps=3"],
-    "three epochs on one image": [
-        "data.clients=512",
-        "train.upload=delta",
-        "train.local_epochs=3",
-        "train.lr=0.01",
-    ],
-    "clipped by the protocol": ["train.clip=0.1"],
-    "the head without some features": [defended("soteria")],
-    "repeated labels": [defended("label_disguise")],
-    "noise below rounding": [defended({"name": "gaussian_noise", "std": 1e-9})],
-    "Laplace noise": [defended({"name": "laplace_noise", "std": 0.01, "relative": True})],
-    "a tenth of the numbers": [defended("top_k")],
-    "all of the numbers": [defended({"name": "top_k", "sparsity": 0})],
-    "half of the numbers": [defended({"name": "random_k", "sparsity": 0.5})],
-    "eight bits": [defended("quantization")],
-    "one bit": [defended({"name": "quantization", "kind": "sign"})],
-    "DP-SGD": [defended("dp_sgd")],
-    "DP-SGD without noise": [defended({"name": "dp_sgd", "noise": 0})],
-    "DP-SGD thrown away": [defended("dp_sgd", "soteria")],
-    "local DP": [defended("local_dp")],
-    "local DP that promises nothing": [defended({"name": "local_dp", "epsilon": 1e9})],
-    "a sum of one client": [defended("secure_aggregation"), "train.clients_per_round=1"],
-    "a jigsaw half of the time": [defended("mjp")],
-    "a jigsaw always": [defended({"name": "mjp", "probability": 1})],
-    "a jigsaw from the second round on": [defended({"name": "mjp", "probability": 1, "warmup": 1})],
-    "fixed positions": [defended("frozen_pe")],
-    "fixed positions in a narrow model": [defended("frozen_pe"), vit(embed_dim=24)],
-    "fixed positions of fine patches": [defended("frozen_pe"), vit(patch_size=4)],
-    "fixed positions and clipping": [defended("frozen_pe", "clipping")],
-    "no position gradient": [defended("withheld"), vit(embed_dim=192)],
-    "no patch gradient": [defended({"name": "withheld", "parts": ["patches"]})],
-    "no head": [defended({"name": "withheld", "parts": ["head"]})],
-    "neither positions nor patches": [
-        defended({"name": "withheld", "parts": ["position", "patches"]})
-    ],
+    "width just enough": (True, [vit(embed_dim=18)]),
+    "fine patches": (True, [vit(patch_size=4)]),
+    "fine patches in a narrow model": (False, [vit(patch_size=4, embed_dim=48)]),
+    "coarse patches": (True, [vit(patch_size=16)]),
+    "deeper": (True, [vit(depth=6)]),
+    "no class token": (True, [vit(class_token=False, global_pool="avg")]),
+    "larger pictures": (True, ["data.image_size=64"]),
+    "larger pictures in a narrow model": (False, ["data.image_size=64", vit(embed_dim=48)]),
+    "a first block without norm": (True, [vit(plain_first_block=True)]),
+    "another model": (
+        True,
+        [
+            "data.image_size=64",
+            "model={name: deit_tiny_patch16_224, options: {depth: 2}}",
+        ],
+    ),
+    "eight images": (False, ["train.batch_size=8"]),
+    "the delta of one step": (True, ["train.upload=delta"]),
+    "a delta with decay and momentum": (
+        True,
+        [
+            "train.upload=delta",
+            "train.weight_decay=0.05",
+            "train.momentum=0.9",
+        ],
+    ),
+    "a delta of AdamW": (False, ["train.upload=delta", "train.optimizer=adamw", "train.lr=0.001"]),
+    "a delta lost in rounding": (False, ["train.upload=delta", "train.lr=1e-6"]),
+    "three steps on three images": (False, ["train.upload=delta", "train.local_steps=3"]),
+    "three epochs on one image": (
+        True,
+        [
+            "data.clients=512",
+            "train.upload=delta",
+            "train.local_epochs=3",
+            "train.lr=0.01",
+        ],
+    ),
+    "clipped by the protocol": (True, ["train.clip=0.1"]),
+    "the head without some features": (True, [defended("soteria")]),
+    "repeated labels": (True, [defended("label_disguise")]),
+    "noise below rounding": (True, [defended({"name": "gaussian_noise", "std": 1e-9})]),
+    "Laplace noise": (False, [defended({"name": "laplace_noise", "std": 0.01, "relative": True})]),
+    "a tenth of the numbers": (False, [defended("top_k")]),
+    "all of the numbers": (True, [defended({"name": "top_k", "sparsity": 0})]),
+    "half of the numbers": (False, [defended({"name": "random_k", "sparsity": 0.5})]),
+    "eight bits": (False, [defended("quantization")]),
+    "one bit": (False, [defended({"name": "quantization", "kind": "sign"})]),
+    "DP-SGD": (False, [defended("dp_sgd")]),
+    "DP-SGD without noise": (True, [defended({"name": "dp_sgd", "noise": 0})]),
+    "DP-SGD thrown away": (True, [defended("dp_sgd", "soteria")]),
+    "local DP": (False, [defended("local_dp")]),
+    "local DP that promises nothing": (True, [defended({"name": "local_dp", "epsilon": 1e9})]),
+    "a sum of one client": (True, [defended("secure_aggregation"), "train.clients_per_round=1"]),
+    "a jigsaw half of the time": (True, [defended("mjp")]),
+    "a jigsaw always": (False, [defended({"name": "mjp", "probability": 1})]),
+    "a jigsaw from the second round on": (
+        True,
+        [defended({"name": "mjp", "probability": 1, "warmup": 1})],
+    ),
+    "fixed positions": (True, [defended("frozen_pe")]),
+    "fixed positions in a narrow model": (False, [defended("frozen_pe"), vit(embed_dim=24)]),
+    "fixed positions of fine patches": (False, [defended("frozen_pe"), vit(patch_size=4)]),
+    "fixed positions and clipping": (True, [defended("frozen_pe", "clipping")]),
+    "no position gradient": (True, [defended("withheld"), vit(embed_dim=192)]),
+    "no patch gradient": (False, [defended({"name": "withheld", "parts": ["patches"]})]),
+    "no head": (True, [defended({"name": "withheld", "parts": ["head"]})]),
+    "neither positions nor patches": (
+        False,
+        [defended({"name": "withheld", "parts": ["position", "patches"]})],
+    ),
 }
-CASES = [pytest.param(o, id=name) for name, o in FAST.items()] + [
-    pytest.param(o, id=name, marks=pytest.mark.slow) for name, o in MORE.items()
+CASES = [pytest.param(*case, id=name) for name, case in FAST.items()] + [
+    pytest.param(*case, id=name, marks=pytest.mark.slow) for name, case in MORE.items()
 ]
 
 
-@pytest.mark.parametrize("overrides", CASES)
+@pytest.mark.parametrize(("exact", "overrides"), CASES)
 def test_what_is_called_exact_is_what_an_audit_recovers(
-    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exact: bool, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsim.report.write_report", lambda run, jobs: None)  # half of the time
     spec = small_spec("attacks=[{name: patch_solve}, {name: row_space}]", *overrides)
-    began = time.perf_counter()
+    began = time.process_time()  # others may use this machine as well
     predicted = predicts_exact(lint(spec))
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     scores = audit(spec, tmp_path / "run").scores
     own = scores[scores["attack"].isin(["patch_solve", "row_space"])]
     recovered = not own.empty and float(own["psnr"].max()) > EXACT_DB
-    assert predicted == recovered
-
-
-def test_both_outcomes_are_among_the_cases() -> None:
-    outcomes = [predicts_exact(linted(*overrides)) for overrides in FAST.values()]
-    assert outcomes.count(True) >= 3
-    assert outcomes.count(False) >= 3
+    assert (predicted, recovered) == (exact, exact)
 
 
 # -- pictures ------------------------------------------------------------------------------------
@@ -206,6 +213,13 @@ def test_a_jigsaw_says_that_its_mask_is_public() -> None:
     assert not linted(defended({"name": "mjp", "unknown": False})).of("readable-mask")
 
 
+def test_a_jigsaw_that_seldom_rests_is_exact_when_it_does() -> None:
+    assert predicts_exact(linted(defended({"name": "mjp", "probability": 0.999})))
+    assert not predicts_exact(linted(defended({"name": "mjp", "probability": 1})))
+    both = linted(defended({"name": "mjp", "probability": 0.999}, "gaussian_noise"))
+    assert not predicts_exact(both)
+
+
 def test_a_plain_chain_is_likely_to_be_inverted_layer_by_layer() -> None:
     chain = ["data.image_size=16", "model={name: convnet}"]
     assert severities(linted(*chain), "layer-by-layer") == ["likely"]
@@ -224,7 +238,7 @@ def test_one_label_is_certain_several_are_likely_and_none_without_a_head() -> No
 
 
 def test_batch_statistics_are_found_where_batchnorm_is_shared() -> None:
-    net = ["model={name: resnet18}", "train.batch_size=4"]
+    net = ["model={name: test_resnet}", "train.batch_size=4"]
     assert severities(linted(*net), "batch-statistics") == ["certain"]
     several = linted(*net, "train.upload=delta", "train.local_steps=2")
     assert severities(several, "batch-statistics") == ["likely"]
@@ -348,7 +362,7 @@ def test_a_model_too_large_to_be_filled_is_judged_by_its_shapes(
         [defended("clipping")],
         [defended("frozen_pe"), vit(embed_dim=192)],
         [defended("mjp")],
-        ["model={name: resnet18}", "train.batch_size=4"],
+        ["model={name: test_resnet}", "train.batch_size=4"],
         [defended("secure_aggregation"), "train.clients_per_round=1"],
         [defended("secure_aggregation", "gaussian_noise")],
         [defended("dp_sgd", "soteria")],
@@ -358,7 +372,11 @@ def test_a_model_too_large_to_be_filled_is_judged_by_its_shapes(
         ["data.clients=512", "train.upload=delta", "train.local_epochs=3"],
     ],
 )
-def test_every_remedy_removes_its_finding(overrides: list[str]) -> None:
+def test_every_remedy_removes_its_finding(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.linting.rehearsal.DRAWS", 1)
+    monkeypatch.setattr("fedsim.linting.rehearsal.CHANCES", 2)
     for finding in linted(*overrides).findings:
         if finding.remedy:
             cured = linted(*overrides, *finding.remedy)

@@ -47,8 +47,9 @@ class Lint:
                 "batchnorm_layers": facts.batchnorms,
             },
             "rehearsal": {
-                "psnr": rehearsal.psnr,
-                "psnr_without_defenses": rehearsal.bare,
+                "closed_form": rehearsal.form,
+                "psnr": list(rehearsal.psnr),
+                "psnr_without_defenses": list(rehearsal.bare),
                 "labels_read": rehearsal.labels,
                 "declined": rehearsal.declined,
             },

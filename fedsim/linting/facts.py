@@ -76,10 +76,11 @@ class Tokens:
         return uploaded and full and self.equations >= self.unknowns
 
     @property
-    def forms(self) -> tuple[str, ...]:
-        """The closed forms that have a system to solve here, be it short of rank."""
-        by_patches = ("patch_solve",) if self.uploads_position and self.uploads_patches else ()
-        return (*by_patches, *(("row_space",) if self.solvable_by_rows else ()))
+    def form(self) -> str | None:
+        """The closed form to try: where positions are uploaded, `row_space` adds nothing."""
+        if self.uploads_position and self.uploads_patches:
+            return "patch_solve"
+        return "row_space" if self.solvable_by_rows else None
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def gather(spec: Spec) -> Facts:
             [guard.defense for guard in guards],
             classes=classes or ASSUMED_CLASSES,
             steps=(steps or 1) if images == 1 else 1,
-            forms=tokens.forms if tokens is not None and images == 1 else (),
+            form=tokens.form if tokens is not None and images == 1 else None,
             acting=any(guard.acts_on(*ACTS) for guard in guards),
             chance=any(guard.acts_on("protect_batch") for guard in guards),
         ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -37,11 +37,12 @@ LEAST_ERROR = 1e-16  # mean squared, as in the scores: 160 dB
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What came back. ``psnr``: of each closed form, each picture; ``bare``: the better of the
-    two without what defenses do to batches, gradients and updates."""
+    """What came back. ``psnr``: of each picture, by the closed form ``form``; ``bare``: the same
+    without what defenses do to batches, gradients and updates."""
 
-    psnr: dict[str, list[float]] = field(default_factory=dict)
-    bare: list[float] = field(default_factory=list)
+    form: str | None = None
+    psnr: tuple[float, ...] = ()
+    bare: tuple[float, ...] = ()
     labels: float | None = None  # share of batches whose labels were read without a mistake
     batch: int = 0  # pictures in a batch whose labels were read
     declined: str | None = None  # why there is none
@@ -54,25 +55,25 @@ def rehearse(
     *,
     classes: int,
     steps: int,
-    forms: Sequence[str],
+    form: str | None,
     acting: bool,
     chance: bool,
 ) -> Rehearsal:
-    """Rehearse the closed ``forms`` on ``steps`` steps of one picture, and the reading of labels.
+    """Rehearse the closed ``form`` on ``steps`` steps of one picture, and the reading of labels.
 
     ``acting``: a defense changes batches, gradients or updates, so both ways are compared;
     ``chance``: one tosses a coin for each batch, so more batches are tried.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
-        return Rehearsal(declined="the model is too large to be filled with numbers in time")
+        return Rehearsal(form, declined="the model is too large to be filled with numbers in time")
     draws = CHANCES if chance else DRAWS
     if sum(p.numel() for p in model.parameters()) * spec.data.image_size**2 / 256 > LARGE:
         draws = LARGE_DRAWS
-    psnr: dict[str, list[float]] = {name: [] for name in forms}
-    right: list[bool | None] = []
-    bare: list[float] = []
     stage, plain = Stage(spec, model, defenses, classes), Stage(spec, model, (), classes)
     batch = min(spec.train.batch_size, MOST_LABELS)
+    right: list[bool | None] = []
+    psnr: list[float] = []
+    bare: list[float] = []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of slow paths, which nobody waits for here
@@ -80,18 +81,20 @@ def rehearse(
                 pictures, truth = stage.batch(draw, batch)
                 observation = stage.observe(draw, [(pictures, truth)] * steps)
                 right.append(stage.reads_labels(observation, truth))
-                for name, value in stage.recovers(observation, pictures, forms).items():
-                    psnr[name].append(value)
-            for draw in range(LARGE_DRAWS if forms and acting else 0):
+                if form is not None:
+                    psnr.append(stage.recovers(observation, pictures, form))
+            for draw in range(LARGE_DRAWS if form is not None and acting else 0):
+                assert form is not None
                 pictures, truth = plain.batch(draw, batch)
                 observation = plain.observe(draw, [(pictures, truth)] * steps)
-                bare.append(max(plain.recovers(observation, pictures, forms).values()))
+                bare.append(plain.recovers(observation, pictures, form))
     except (FedsimError, ValueError, RuntimeError) as error:
         # A model may not take a single picture (BatchNorm on 1 x 1) and a defense of somebody's
         # own may fail: the audit would tell, here it is one finding.
-        return Rehearsal(declined=str(error).strip().splitlines()[0].rstrip("."))
+        reason = str(error).strip() or type(error).__name__
+        return Rehearsal(form, declined=reason.splitlines()[0].rstrip("."))
     share = None if None in right else sum(map(bool, right)) / len(right)
-    return Rehearsal({n: v for n, v in psnr.items() if v}, bare, share, batch)
+    return Rehearsal(form, tuple(psnr), tuple(bare), share, batch)
 
 
 @dataclass(frozen=True)
@@ -123,31 +126,22 @@ class Stage:
         public = Public.of(self.spec, self.classes)
         return Observation(round_, cohort[0], self.model.state_dict(), update, public)
 
-    def recovers(
-        self, observation: Observation, truth: Tensor, forms: Sequence[str]
-    ) -> dict[str, float]:
-        """PSNR of each closed form; 0 where it declines. The second is for what the first one
-        leaves, so it rests where the first is exact."""
+    def recovers(self, observation: Observation, truth: Tensor, form: str) -> float:
+        """PSNR of a closed form; 0 where it declines."""
         view = View(
             observation,
             THREATS["C"].grants,
             architecture=lambda: copy.deepcopy(self.model),
             counter=partial(countered, observation) if self.defenses else None,
         )
-        found: dict[str, float] = {}
-        for name in forms:
-            if any(value >= EXACT_DB for value in found.values()):
-                break
-            try:
-                result = create_attack(name).reconstruct(
-                    view, device=torch.device("cpu"), progress=no_progress
-                )
-            except AttackError:  # what it needs was not uploaded, or is not finite: no picture
-                found[name] = 0.0
-                continue
-            error = (result.images.double() - truth.double()).square().mean()
-            found[name] = float(-10 * torch.log10(error.clamp(min=LEAST_ERROR)))
-        return found
+        try:
+            result = create_attack(form).reconstruct(
+                view, device=torch.device("cpu"), progress=no_progress
+            )
+        except AttackError:  # what it needs was not uploaded, or is not finite: no picture
+            return 0.0
+        error = (result.images.double() - truth.double()).square().mean()
+        return float(-10 * torch.log10(error.clamp(min=LEAST_ERROR)))
 
     def reads_labels(self, observation: Observation, truth: Tensor) -> bool | None:
         """Whether the labels of one step are read without a mistake; None without a head."""

@@ -8,7 +8,7 @@ itself, but who reads an audit of this spec should know it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -61,7 +61,7 @@ def exact_by_patches(facts: Facts) -> Iterator[Finding]:
     tokens = facts.tokens
     if not facts.one_image or tokens is None:
         return
-    if not (tokens.uploads_position and tokens.uploads_patches):
+    if tokens.form != "patch_solve":
         return
     rank = min(tokens.patches, tokens.gradient_rank)
     system = (
@@ -77,27 +77,23 @@ def exact_by_patches(facts: Facts) -> Iterator[Finding]:
 def exact_by_rows(facts: Facts) -> Iterator[Finding]:
     """Positions that are fixed but known: the row space of the first attention's gradient."""
     tokens = facts.tokens
-    if not facts.one_image or tokens is None or not tokens.solvable_by_rows:
+    if not facts.one_image or tokens is None or tokens.form != "row_space":
         return
-    if any(f.severity == "certain" for f in exact_by_patches(facts)):
-        return  # said already, and stronger
     system = (
         f"{_one_picture(facts)}. Its positions are not uploaded but known, of rank "
         f"{tokens.position_rank} for {tokens.patches} patches, and the first attention's "
         f"gradient gives {tokens.equations} equations for {tokens.unknowns} unknowns a patch."
     )
-    if tokens.uploads_position:
-        system = system.replace("not uploaded but known", "known")
     yield from _inversion(facts, "exact-inversion-fixed-positions", "row_space", True, system)
 
 
 def _inversion(
     facts: Facts, rule: str, attack: str, determined: bool, system: str
 ) -> Iterator[Finding]:
-    severity = _severity(facts, attack, determined)
+    severity = _severity(facts, determined)
     if severity is None:
         return
-    heard = facts.rehearsal.psnr.get(attack)
+    heard = facts.rehearsal.psnr
     told = f" Rehearsed on {len(heard)} made-up pictures: {_range(heard)}." if heard else ""
     if not heard:
         told = f" Not rehearsed: {facts.rehearsal.declined}."
@@ -112,15 +108,28 @@ def _inversion(
     yield Finding(rule, severity, system + told, _mixed(facts), letter)
 
 
-def _severity(facts: Facts, attack: str, determined: bool) -> Severity | None:
-    heard = facts.rehearsal.psnr.get(attack)
+def _severity(facts: Facts, determined: bool) -> Severity | None:
+    heard, bare = facts.rehearsal.psnr, facts.rehearsal.bare
     if not heard:
         return "likely" if determined and not _acting(facts) else None
     exact = sum(value >= EXACT_DB for value in heard) / len(heard)
-    by_chance = any(guard.acts_on("protect_batch") for guard in facts.guards)
-    if determined and (exact >= MOSTLY or (by_chance and exact > 0)):
+    if determined and (exact >= MOSTLY or (exact > 0 and _by_chance(facts.guards))):
         return "certain"
+    if determined and _sometimes_plain(facts) and min(bare) >= EXACT_DB:
+        return "certain"  # a coin that seldom falls so, but it does
     return "likely" if max(heard) >= CLEAR_DB else None
+
+
+def _by_chance(guards: Sequence[Guard]) -> bool:
+    return any(guard.acts_on("protect_batch") for guard in guards)
+
+
+def _sometimes_plain(facts: Facts) -> bool:
+    """Whether the one defense that acts says itself that it leaves some batches alone."""
+    acting = _acting(facts)
+    if len(acting) != 1 or not _by_chance(acting):
+        return False
+    return bool(getattr(acting[0].defense, "probability", 1.0) < 1)
 
 
 def layer_by_layer(facts: Facts) -> Iterator[Finding]:
@@ -140,7 +149,7 @@ def ended_by(facts: Facts) -> Iterator[Finding]:
     bare, heard = facts.rehearsal.bare, facts.rehearsal.psnr
     if not bare or min(bare) < EXACT_DB or _certain_picture(facts):
         return
-    best = max(max(values) for values in heard.values())
+    best = max(heard)
     names = ", ".join(guard.name for guard in _acting(facts))
     reason = (
         f"The equations determine the picture; {names} is all that hides it: rehearsed, a closed "
@@ -434,7 +443,7 @@ def _one_picture(facts: Facts) -> str:
     return f"One picture stands behind {facts.steps} local steps, whose sum keeps its equations"
 
 
-def _range(values: list[float]) -> str:
+def _range(values: Sequence[float]) -> str:
     low, high = round(min(values)), round(max(values))
     return f"{low} dB" if low == high else f"{low} to {high} dB"
 
