@@ -131,8 +131,6 @@ def gather(spec: Spec) -> Facts:
     steps, images = _behind(spec, shard)
     model = prepared(spec, classes or ASSUMED_CLASSES, guards)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    weight, *bias = head_names(model)
-    head = (["weight"] if weight in trained else []) + (["bias"] if set(bias) & trained else [])
     tokens = _tokens(model, trained)
     return Facts(
         spec=spec,
@@ -143,7 +141,7 @@ def gather(spec: Spec) -> Facts:
         steps=steps,
         guards=guards,
         tokens=tokens,
-        head=tuple(head),
+        head=_head(model, trained),
         batchnorms=len(batchnorm_names(model)),
         chain=_is_chain(model),
         parameters=sum(p.numel() for p in model.parameters()),
@@ -219,6 +217,15 @@ def _behind(spec: Spec, shard: int | None) -> tuple[int | None, int | None]:
     steps = train.local_steps or 1
     drawn = steps * train.batch_size
     return steps, drawn if shard is None else min(drawn, shard)
+
+
+def _head(model: nn.Module, trained: set[str]) -> tuple[str, ...]:
+    try:
+        weight, *bias = head_names(model)
+    except ModelError:  # no linear head, so none whose gradient shows labels
+        return ()
+    uploaded = {"weight": weight in trained, "bias": bool(set(bias) & trained)}
+    return tuple(part for part, there in uploaded.items() if there)
 
 
 def _tokens(model: nn.Module, trained: set[str]) -> Tokens | None:

@@ -28,8 +28,8 @@ from fedsim.core.spec import Spec
 from fedsim.jobs import countered
 
 EXACT_DB = 40.0  # a picture without a visible difference
-DRAWS, CHANCES, LARGE_DRAWS = 4, 12, 2  # pictures: usually; where a defense tosses a coin; else
-LARGE = 2e9  # parameters times pixels: from here on, fewer pictures
+DRAWS, CHANCES = 4, 12  # batches: usually; where a defense tosses a coin for each
+LARGE, LARGE_DRAWS = 2e9, 2  # parameters times patches of 16 pixels: from here on, fewer of all
 MOST_LABELS = 8  # pictures in a batch whose labels are read
 CONTRAST = 0.35  # of made-up pictures: about an eighth of them is black or white
 LEAST_ERROR = 1e-16  # mean squared, as in the scores: 160 dB
@@ -66,11 +66,11 @@ def rehearse(
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return Rehearsal(form, declined="the model is too large to be filled with numbers in time")
-    draws = CHANCES if chance else DRAWS
+    draws, most = CHANCES if chance else DRAWS, MOST_LABELS
     if sum(p.numel() for p in model.parameters()) * spec.data.image_size**2 / 256 > LARGE:
-        draws = LARGE_DRAWS
+        draws = most = LARGE_DRAWS
     stage, plain = Stage(spec, model, defenses, classes), Stage(spec, model, (), classes)
-    batch = min(spec.train.batch_size, MOST_LABELS)
+    batch = min(spec.train.batch_size, most)
     right: list[bool | None] = []
     psnr: list[float] = []
     bare: list[float] = []
