@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Flower and Ray read these when they are first imported, which is after this: a testbed calls
 # nobody, and leaves no home directory behind.
@@ -24,6 +24,9 @@ os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call after the end st
 from fedsim.core.errors import FedsimError
 from fedsim.core.spec import Spec, load_spec
 from fedsim.core.store import Run
+
+if TYPE_CHECKING:
+    from fedsim.linting import Lint
 
 
 def audit(
@@ -56,6 +59,18 @@ def run(
     return federate(checked, output or default_output(checked))
 
 
+def lint(
+    spec: str | Path | Mapping[str, Any] | Spec = "",
+    *overrides: str,
+    ignore: Iterable[str] = (),
+    **sections: Any,
+) -> Lint:
+    """What is certain or likely to leak, said without running a round."""
+    from fedsim.linting import lint as check
+
+    return check(_spec(spec, overrides, sections), ignore)
+
+
 def bench(
     spec: str | Path | Mapping[str, Any], *overrides: str, output: str | Path = "runs/bench"
 ) -> Any:
@@ -84,4 +99,4 @@ def _spec(
     return load_spec(source or {}, [*overrides, *as_yaml])
 
 
-__all__ = ["FedsimError", "Run", "Spec", "audit", "bench", "load_spec", "run"]
+__all__ = ["FedsimError", "Run", "Spec", "audit", "bench", "lint", "load_spec", "run"]

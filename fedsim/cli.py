@@ -1,4 +1,4 @@
-"""The command line: fedsim audit | run | bench | attack | report | view | list | doctor ..."""
+"""The command line: fedsim audit | lint | run | bench | attack | report | view | list | doctor ..."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedsim import default_output
 from fedsim.core.errors import FedsimError, SpecError
 from fedsim.core.spec import Component, Spec, load_spec
 from fedsim.core.store import Run
+
+if TYPE_CHECKING:
+    from fedsim.linting import Lint
 
 app = typer.Typer(
     help="Audit what a federated-learning server could see of its clients' pictures.",
@@ -62,6 +66,26 @@ def audit(
         out.print(f"report: {run.report}", soft_wrap=True, highlight=False)
     if any(job["kind"] != "declined" for job in summary["failed_jobs"]):
         raise typer.Exit(FAULTY)
+
+
+@app.command()
+def lint(
+    spec: SpecArgument = None,
+    overrides: Overrides = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", help="A rule to leave out; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is certain to leak, without a round: exit code 5 (certain), 4 (likely) or 0."""
+    from fedsim.linting import lint as check
+
+    result = check(_checked(spec, overrides), ignore or [])
+    if as_json:
+        print(json.dumps(result.as_json(), indent=2))
+    else:
+        _tell_findings(result)
+    raise typer.Exit(result.exit_code)
 
 
 @app.command()
@@ -372,11 +396,16 @@ def _target(
         if spec or overrides or output:
             raise SpecError("--resume takes the directory alone: its spec is in there.")
         return Run.open(resume).spec, resume
+    checked = _checked(spec, overrides)
+    return checked, output or default_output(checked)
+
+
+def _checked(spec: str | None, overrides: list[str] | None) -> Spec:
+    """The spec; its file may be left out before the overrides."""
     changes = list(overrides or [])
     if spec and "=" in spec and not Path(spec).is_file():
         changes, spec = [spec, *changes], None
-    checked = load_spec(spec or {}, changes)
-    return checked, output or default_output(checked)
+    return load_spec(spec or {}, changes)
 
 
 def _component(name: str, params: list[str]) -> Component:
@@ -429,6 +458,26 @@ def _tell(summary: dict[str, Any]) -> None:
     for job in summary["failed_jobs"]:
         if job["kind"] != "declined":
             err.print(f"[yellow]failed:[/] {job['job']}: {job['reason']}", highlight=False)
+
+
+def _tell_findings(result: Lint) -> None:
+    colours = {"certain": "red", "likely": "yellow", "note": "cyan"}
+    table = Table("", "rule", "why, and what would remove it", box=None, padding=(0, 2, 1, 0))
+    for finding in result.findings:
+        colour = colours[finding.severity]
+        words = escape(finding.reason)
+        if finding.remedy:
+            words += f"\n[green]{escape(' '.join(map(_quoted, finding.remedy)))}[/]"
+        table.add_row(f"[bold {colour}]{finding.severity}[/]", f"[bold]{finding.rule}[/]", words)
+    if result.findings:
+        out.print(table, highlight=False)
+    counts: list[str] = [f.severity for f in result.findings]
+    told = ", ".join(f"{counts.count(severity)} {severity}" for severity in colours)
+    out.print(f"{told}. No finding is no promise: see docs/lint.md.", highlight=False)
+
+
+def _quoted(override: str) -> str:
+    return f'"{override}"' if " " in override else override
 
 
 def _tell_events(events: list[dict[str, Any]]) -> None:

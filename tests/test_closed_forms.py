@@ -89,6 +89,16 @@ def test_patch_solve_declines_without_the_position_gradient() -> None:
         attack(observation, "patch_solve")
 
 
+def test_patch_solve_needs_no_head() -> None:
+    images, labels = photos(32, [1])
+    observation = observe(TINY, images, labels)
+    del observation.update.tensors["head.weight"], observation.update.tensors["head.bias"]
+    result = attack(observation, "patch_solve")
+    assert torch.equal(result.images, images)
+    assert result.labels is None
+    assert any("no labels" in note for note in result.notes)
+
+
 def test_patch_solve_declines_numbers_that_are_not_finite() -> None:
     images, labels = photos(32, [1])
     observation = observe(TINY, images, labels)

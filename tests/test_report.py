@@ -25,7 +25,7 @@ from fedsim.core.spec import load_spec
 from fedsim.core.store import Run, write_json
 from fedsim.core.vault import Truth, Vault
 from fedsim.planning import jobs_of, victims
-from fedsim.report import pictures, plots, words
+from fedsim.report import content, pictures, plots, words
 from fedsim.verdict import BASELINE
 
 EXACT, CLOSE, BLIND, FAILS = 0.0, 0.1, 0.45, None
@@ -356,3 +356,9 @@ def test_a_promised_budget_is_in_the_report(tmp_path: Path) -> None:
     noisy = [{"name": "dp_sgd", "noise": 1.0}]
     text = Page(make_run(tmp_path / "run", {"close": CLOSE}, defenses=noisy)).text
     assert "dp_sgd promises one sample of a client epsilon" in text
+
+
+def test_a_budget_without_noise_is_told_as_none_at_all() -> None:
+    budget = {"defense": "dp_sgd", "epsilon": None, "delta": 1e-5, "protects": "one sample"}
+    (told,) = content.privacy({"privacy": [budget]})
+    assert "no epsilon at all" in told

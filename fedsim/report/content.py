@@ -195,9 +195,9 @@ def privacy(summary: dict[str, Any]) -> list[str]:
     told = []
     for budget in summary.get("privacy", []):
         epsilon = budget["epsilon"]
-        amount = f"epsilon {epsilon:.3g} at delta {budget['delta']:.0e}"
-        if epsilon is None:
-            amount = "no epsilon at all, for want of noise"
+        amount = "no epsilon at all, for want of noise"
+        if epsilon is not None:
+            amount = f"epsilon {epsilon:.3g} at delta {budget['delta']:.0e}"
         weak = " That is too much to mean anything." if epsilon is not None and epsilon > 50 else ""
         told.append(f"{budget['defense']} promises {budget['protects']} {amount}.{weak}")
     return told
