@@ -1,4 +1,4 @@
-"""The command line: fedsim audit | lint | run | bench | attack | report | view | list | doctor ..."""
+"""The command line: fedsim audit | lint | run | bench | attack | report | view | list | ..."""
 
 from __future__ import annotations
 
