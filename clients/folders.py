@@ -120,14 +120,21 @@ def choose(
     return images
 
 
-def place_by_folder(listing: Listing, class_order: Sequence[str] = ()) -> Placement:
-    """The class, and where the folders tell them the split and the person, of every picture."""
+def place_by_folder(
+    listing: Listing, class_order: Sequence[str] = (), held_out: Sequence[str] = ("test", "val")
+) -> Placement:
+    """The class, and where the folders tell them the split and the person, of every picture.
+
+    ``held_out``: what the folder for test may be called, the first that is there counts.
+    """
     paths = {f: tuple(f.split("/")) if f else () for f in listing.folders}
     if len({parts[:1] for parts in paths.values()}) == 1:
         inner = {folder: parts[1:] for folder, parts in paths.items()}
-        if _split_folders(inner.values()):  # a folder around the splits, as zips often have
+        if _split_folders(
+            inner.values(), held_out
+        ):  # a folder around the splits, as zips often have
             paths = inner
-    splits = _split_folders(paths.values())
+    splits = _split_folders(paths.values(), held_out)
     if splits:
         told = {f: splits[p[0]] == "test" for f, p in paths.items() if p and p[0] in splits}
         paths = {folder: paths[folder][1:] for folder in told}
@@ -151,19 +158,19 @@ def spread(listing: Listing, by_folder: Mapping[str, int], otherwise: int) -> np
     return values[listing.folder_of]
 
 
-def _split_folders(paths: Iterable[tuple[str, ...]]) -> dict[str, str]:
+def _split_folders(paths: Iterable[tuple[str, ...]], held_out: Sequence[str]) -> dict[str, str]:
     """``{"train": "train", "val": "test"}`` or alike; empty where the tree has no splits."""
-    tops = {parts[0] for parts in paths if len(parts) > 1}
     # ImageNet's test/ is without labels, so without class folders: then val/ is for test.
-    for held_out in ("test", "val"):
-        if {"train", held_out} <= tops:
-            return {"train": "train", held_out: "test"}
+    tops = {parts[0] for parts in paths if len(parts) > 1}
+    for name in held_out:
+        if {"train", name} <= tops:
+            return {"train": "train", name: "test"}
     return {}
 
 
 def _held_out(names: Names, labels: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """Which pictures are for test; both splits get a whole one where there are two."""
-    hashes = np.array([_hash(name) for name in names])
+    hashes = np.array([hash_of(name) for name in names])
     test = hashes < TEST_FRACTION
     if whole.sum() == 1:
         return test & ~whole
@@ -181,7 +188,7 @@ def _held_out(names: Names, labels: np.ndarray, whole: np.ndarray) -> np.ndarray
     return test
 
 
-def _hash(name: str) -> float:
+def hash_of(name: str) -> float:
     """A number in [0, 1) that depends on nothing but the name."""
     # Names that are not valid text in the file system's encoding exist, and count too.
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()

@@ -101,12 +101,14 @@ def _dirichlet_by_sample(
     labels: np.ndarray, alpha: float, clients: int, seed: int
 ) -> list[np.ndarray]:
     """Each sample's client is drawn on its own, by its class's share of the clients."""
-    classes, number = np.unique(labels, return_inverse=True)
+    _, sizes = np.unique(labels, return_counts=True)
+    of_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
     coin = np.random.default_rng([seed, 1])
+    owner = np.empty(len(labels), dtype=np.int64)
     for _ in range(11 * DIRICHLET_SEEDS):
-        bounds = np.cumsum(coin.dirichlet([alpha] * clients, size=len(classes)), axis=1)
-        place = coin.random(len(labels))[:, None]
-        owner = (place >= bounds[number, :-1]).sum(axis=1)
+        for rows in of_class:
+            bounds = np.cumsum(coin.dirichlet([alpha] * clients))[:-1]
+            owner[rows] = np.searchsorted(bounds, coin.random(len(rows)), side="right")
         if len(np.unique(owner)) == clients:
             return _of_each(owner, clients)
     raise _without(alpha, clients)

@@ -129,9 +129,10 @@ def test_lfw_subset_is_split_by_class_and_grey() -> None:
 
 
 def test_an_unknown_name_tells_the_nearest_and_all_known() -> None:
-    with pytest.raises(DataError, match=r"did you mean 'photos'.*cifar10, imagefolder"):
+    with pytest.raises(DataError, match=r"did you mean 'photos'.*cifar10, cifar100"):
         _load("photo")
-    assert dataset_names() == ["cifar10", "imagefolder", "lfw_subset", "photos"]
+    embedded, on_disk = {"lfw_subset", "photos"}, {"imagefolder", "imagenet", "celeba", "mnist"}
+    assert {*dataset_names()} == embedded | on_disk | {"cifar10", "cifar100", "hf:<name>"}
 
 
 # Trees
