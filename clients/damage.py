@@ -109,7 +109,8 @@ def _damaged_of_many(tree: Tree, listing: Listing, rows: np.ndarray) -> np.ndarr
         names = list(listing.names.take(rows[new]))
         failed = _fail(lambda name: _seems_whole(tree, name), names)
         number = dict(zip(names, marks[new].tolist(), strict=True))
-        keep_lines(_damage_file(tree), [f"{number[n]:016x} {number[n]:016x}" for n in failed])
+        if failed:
+            keep_lines(_damage_file(tree), [f"{number[n]:016x} {number[n]:016x}" for n in failed])
         stream = io.BytesIO()
         np.save(stream, np.union1d(checked[np.isin(checked, listing.marks)], marks))
         keep(checked_file, stream.getvalue())
