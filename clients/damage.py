@@ -104,7 +104,7 @@ def _damaged_of_many(tree: Tree, listing: Listing, rows: np.ndarray) -> np.ndarr
     marks = listing.marks[rows]
     checked_file = cache_file("checked", tree.where, ".npy")
     checked = _recall_checked(checked_file)
-    new = np.flatnonzero(~np.isin(marks, checked))
+    new = np.flatnonzero(~_among(marks, checked))
     if len(new):
         names = list(listing.names.take(rows[new]))
         failed = _fail(lambda name: _seems_whole(tree, name), names)
@@ -112,7 +112,7 @@ def _damaged_of_many(tree: Tree, listing: Listing, rows: np.ndarray) -> np.ndarr
         if failed:
             keep_lines(_damage_file(tree), [f"{number[n]:016x} {number[n]:016x}" for n in failed])
         stream = io.BytesIO()
-        np.save(stream, np.union1d(checked[np.isin(checked, listing.marks)], marks))
+        np.save(stream, np.union1d(checked[np.isin(checked, listing.marks)], marks))  # sorted
         keep(checked_file, stream.getvalue())
         # Also without a cache to read them from.
         found = np.isin(marks, np.array([number[name] for name in failed], dtype=np.uint64))
@@ -127,6 +127,14 @@ def _damaged_of_many(tree: Tree, listing: Listing, rows: np.ndarray) -> np.ndarr
         known = (int(marks[at]), mark_of(name, tree.stamp(name))) in held
         found[at] = known or not _seems_whole(tree, name)
     return found
+
+
+def _among(marks: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """As ``np.isin``, which would sort both anew; ``known`` is sorted."""
+    if not len(known):
+        return np.zeros(len(marks), dtype=bool)
+    nearest = np.searchsorted(known, marks).clip(max=len(known) - 1)
+    return known[nearest] == marks
 
 
 def _damage_file(tree: Tree) -> Path:

@@ -152,12 +152,19 @@ def _of_each(owner: np.ndarray, clients: int) -> list[np.ndarray]:
 def _assign(labels: np.ndarray, chooser: Any, seed: int) -> list[np.ndarray]:
     from datasets import Dataset
 
+    class Table(Dataset):
+        """Gives a column at once: row by row, a million samples would take minutes."""
+
+        def __getitem__(self, key: Any) -> Any:
+            value = super().__getitem__(key)
+            return value[:] if isinstance(key, str) else value
+
     # Shuffled first: most partitioners cut each class in the order in which it comes.
     order = np.random.default_rng(seed).permutation(len(labels))
     with _quiet():
-        chooser.dataset = Dataset.from_dict({"index": order, "label": labels[order]})
+        chooser.dataset = Table.from_dict({"index": order, "label": labels[order]})
         return [
-            np.asarray(chooser.load_partition(client)["index"], dtype=np.int64)
+            np.asarray(chooser.load_partition(client)["index"][:], dtype=np.int64)
             for client in range(chooser.num_partitions)
         ]
 
