@@ -28,7 +28,8 @@ from clients.pictures import DAMAGED, decode
 from clients.trees import Tree
 
 PROGRESS_FROM = 500  # pictures; fewer are decoded before a bar could be read
-CHUNK = 64
+CHUNK = 64  # pictures a thread takes at once
+BLOCK = 50_000  # pictures of a large tree after which the cache is written
 TAIL = 1024  # bytes in which a file's end is looked for: some writers add a few of their own
 ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
@@ -45,7 +46,8 @@ def damaged_pictures(tree: Tree, listing: Listing, rows: np.ndarray) -> np.ndarr
     cache = _cache_file(tree, names, listing.marks[rows])
     known = _recall(cache)
     if known is None:
-        known = _fail(lambda name: _is_whole(tree, name), names)
+        with bar("checking the pictures", len(names), len(names) >= PROGRESS_FROM) as advance:
+            known = _fail(lambda name: _is_whole(tree, name), names, advance)
         content = {"pictures": len(names), "damaged": known}
         keep(cache, json.dumps(content, indent=1).encode("ascii"))
     bad = set(known)
@@ -70,8 +72,10 @@ def _recall(cache: Path) -> list[str] | None:
         return None  # not there, or spoilt: find out again
 
 
-def _fail(passes: Callable[[str], bool], names: Sequence[str]) -> list[str]:
-    """The names that do not pass, in order; asked in threads, with a bar."""
+def _fail(
+    passes: Callable[[str], bool], names: Sequence[str], advance: Callable[[int], None]
+) -> list[str]:
+    """The names that do not pass, in order; asked in threads."""
 
     def failing(chunk: list[str]) -> list[str]:
         return [name for name in chunk if not passes(name)]
@@ -80,10 +84,9 @@ def _fail(passes: Callable[[str], bool], names: Sequence[str]) -> list[str]:
     failed: list[str] = []
     pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
     try:
-        with bar("checking the pictures", len(names), len(names) >= PROGRESS_FROM) as advance:
-            for chunk, found in zip(chunks, pool.map(failing, chunks), strict=True):
-                failed += found
-                advance(len(chunk))
+        for chunk, found in zip(chunks, pool.map(failing, chunks), strict=True):
+            failed += found
+            advance(len(chunk))
     finally:
         pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for the whole tree
     return failed
@@ -102,22 +105,20 @@ def _is_whole(tree: Tree, name: str) -> bool:
 
 def _damaged_of_many(tree: Tree, listing: Listing, rows: np.ndarray) -> np.ndarray:
     marks = listing.marks[rows]
+    found = np.zeros(len(rows), dtype=bool)
     checked_file = cache_file("checked", tree.where, ".npy")
     checked = _recall_checked(checked_file)
     new = np.flatnonzero(~_among(marks, checked))
     if len(new):
-        names = list(listing.names.take(rows[new]))
-        failed = _fail(lambda name: _seems_whole(tree, name), names)
-        number = dict(zip(names, marks[new].tolist(), strict=True))
-        if failed:
-            keep_lines(_damage_file(tree), [f"{number[n]:016x} {number[n]:016x}" for n in failed])
-        stream = io.BytesIO()
-        np.save(stream, np.union1d(checked[np.isin(checked, listing.marks)], marks))  # sorted
-        keep(checked_file, stream.getvalue())
-        # Also without a cache to read them from.
-        found = np.isin(marks, np.array([number[name] for name in failed], dtype=np.uint64))
-    else:
-        found = np.zeros(len(rows), dtype=bool)
+        checked = checked[np.isin(checked, listing.marks)]
+        with bar("checking the pictures", len(new)) as advance:
+            for start in range(0, len(new), BLOCK):  # what is done before Ctrl-C stays done
+                block = new[start : start + BLOCK]
+                found[block] = _look_at(tree, listing, rows[block], advance)
+                checked = np.union1d(checked, marks[block])  # sorted
+                stream = io.BytesIO()
+                np.save(stream, checked)
+                keep(checked_file, stream.getvalue())
 
     held = _recall_damage(_damage_file(tree))
     suspects = np.flatnonzero(np.isin(marks, np.array([m for m, _ in held], dtype=np.uint64)))
@@ -127,6 +128,18 @@ def _damaged_of_many(tree: Tree, listing: Listing, rows: np.ndarray) -> np.ndarr
         known = (int(marks[at]), mark_of(name, tree.stamp(name))) in held
         found[at] = known or not _seems_whole(tree, name)
     return found
+
+
+def _look_at(
+    tree: Tree, listing: Listing, rows: np.ndarray, advance: Callable[[int], None]
+) -> np.ndarray:
+    names = list(listing.names.take(rows))
+    failed = set(_fail(lambda name: _seems_whole(tree, name), names, advance))
+    damaged = np.array([name in failed for name in names], dtype=bool)
+    if failed:
+        marks = listing.marks[rows[damaged]].tolist()
+        keep_lines(_damage_file(tree), [f"{mark:016x} {mark:016x}" for mark in marks])
+    return damaged
 
 
 def _among(marks: np.ndarray, known: np.ndarray) -> np.ndarray:

@@ -100,6 +100,28 @@ def test_a_new_file_is_found_and_only_it_is_looked_at(
     assert len(load("imagefolder", tree)) == 2 * EACH
 
 
+def test_a_check_that_was_interrupted_goes_on_where_it_was(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damage, "BLOCK", 8)
+    (tree / "test" / "bird" / "0.jpg").write_bytes(b"")
+    looked: list[str] = []
+
+    def look(_: object, name: str) -> bool:
+        if name == "train/bird/0.jpg" and name not in looked:
+            looked.append(name)
+            raise KeyboardInterrupt
+        looked.append(name)
+        return name != "test/bird/0.jpg"
+
+    monkeypatch.setattr(damage, "_seems_whole", look)
+    with pytest.raises(KeyboardInterrupt):
+        load("imagefolder", tree)
+    assert load("imagefolder", tree, "test").skipped == ("test/bird/0.jpg",)
+    assert looked.count("test/bird/0.jpg") == 1  # in the first block, which was done
+    assert set(looked) >= {f"train/cat/{i}.jpg" for i in range(EACH)}
+
+
 def test_a_listing_made_while_a_folder_changes_is_not_kept(
     tree: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
