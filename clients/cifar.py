@@ -1,9 +1,8 @@
-"""CIFAR-10 as it lies on people's disks: the official python batches, or a tree of pictures."""
+"""CIFAR-10 and CIFAR-100 as they lie on disks: the official python batches, or trees."""
 
 from __future__ import annotations
 
-import io
-import pickle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +11,9 @@ import torch
 from PIL import Image
 
 from clients.folders import load_tree
+from clients.pickles import Pixels, read_pickle
 from clients.pictures import ImageSet, to_tensor
-from fedsim.core.errors import DataError
+from fedsim.core.errors import DataError, did_you_mean
 
 CLASSES = (
     "airplane",
@@ -27,26 +27,57 @@ CLASSES = (
     "ship",
     "truck",
 )
-BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
-FOLDER = "cifar-10-batches-py"
+CIFAR100_LABELS = ("fine", "coarse")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one of the two lies on disk."""
+
+    title: str
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    labels: str  # the key of the labels in a batch
+    meta: str
+    names: str  # the key of the class names in ``meta``
+    default_names: tuple[str, ...] = ()  # where ``meta`` is not there
+
+    def files(self, split: Literal["train", "test"]) -> tuple[str, ...]:
+        return self.train if split == "train" else self.test
+
+
+CIFAR10 = Layout(
+    "CIFAR-10",
+    "cifar-10-batches-py",
+    tuple(f"data_batch_{i}" for i in range(1, 6)),
+    ("test_batch",),
+    "labels",
+    "batches.meta",
+    "label_names",
+    CLASSES,
+)
 
 
 class CifarBatches(ImageSet):
     """One split of the official batches; the pixels are read again in each process, not sent."""
 
-    def __init__(self, folder: Path, split: Literal["train", "test"], image_size: int) -> None:
-        self._files = [folder / name for name in BATCHES[split]]
-        self._image_size = image_size
-        batches = [_read_batch(file) for file in self._files]
+    def __init__(
+        self, folder: Path, layout: Layout, split: Literal["train", "test"], image_size: int
+    ) -> None:
+        self._files = [folder / name for name in layout.files(split)]
+        self._layout, self._image_size = layout, image_size
+        batches = [_read_batch(file, layout) for file in self._files]
         self._pixels: np.ndarray | None = np.concatenate([pixels for pixels, _ in batches])
         self.labels = np.concatenate([labels for _, labels in batches])
-        self.classes = _class_names(folder / "batches.meta")
+        self.classes = _class_names(folder / layout.meta, layout)
         if self.labels.size and not 0 <= self.labels.min() <= self.labels.max() < len(self.classes):
-            raise DataError(f"{folder} has labels without a class name; get CIFAR-10 anew.")
+            raise DataError(f"{folder} has labels without a class name; get {layout.title} anew.")
 
     def image(self, index: int) -> torch.Tensor:
         if self._pixels is None:
-            self._pixels = np.concatenate([_read_batch(file)[0] for file in self._files])
+            batches = [_read_batch(file, self._layout) for file in self._files]
+            self._pixels = np.concatenate([pixels for pixels, _ in batches])
         picture = self._pixels[index].reshape(3, 32, 32).transpose(1, 2, 0)
         return to_tensor(Image.fromarray(np.ascontiguousarray(picture)), self._image_size)
 
@@ -56,104 +87,69 @@ class CifarBatches(ImageSet):
 
 def load_cifar10(path: str, split: Literal["train", "test"], image_size: int) -> ImageSet:
     """``path``: the official batches or their parent, or a tree or zips of pictures."""
+    return _load(path, CIFAR10, split, image_size)
+
+
+def load_cifar100(
+    path: str, split: Literal["train", "test"], image_size: int, label: str | None
+) -> ImageSet:
+    """As ``load_cifar10``; ``label``: fine, the 100 classes, or coarse, the 20 above them."""
+    label = label or CIFAR100_LABELS[0]
+    if label not in CIFAR100_LABELS:
+        raise DataError(
+            f"cifar100 has no label '{label}'{did_you_mean(label, CIFAR100_LABELS)}; "
+            "data.label is fine or coarse."
+        )
+    layout = Layout(
+        "CIFAR-100",
+        "cifar-100-python",
+        ("train",),
+        ("test",),
+        f"{label}_labels",
+        "meta",
+        f"{label}_label_names",
+    )
+    return _load(path, layout, split, image_size)
+
+
+def _load(path: str, layout: Layout, split: Literal["train", "test"], image_size: int) -> ImageSet:
     root = Path(path).expanduser().resolve()
-    for folder in (root, root / FOLDER):
-        if any((folder / name).is_file() for names in BATCHES.values() for name in names):
-            return CifarBatches(folder, split, image_size)
-    return load_tree(path, split, image_size, class_order=CLASSES)
+    for folder in (root, root / layout.folder):
+        if any((folder / name).is_file() for name in (*layout.train, *layout.test)):
+            return CifarBatches(folder, layout, split, image_size)
+    if layout.labels == "coarse_labels":
+        raise DataError(
+            f"{root} holds no cifar-100-python, and a tree of pictures has no coarse labels; "
+            "give the official python version, or leave out data.label."
+        )
+    return load_tree(path, split, image_size, class_order=layout.default_names)
 
 
-def _read_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_batch(file: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """Pixels (n, 3072) uint8, channel by channel, and labels (n,)."""
-    content = _unpickle(file)
-    pixels, labels = getattr(content.get("data"), "pixels", None), content.get("labels")
+    content = read_pickle(file, layout.title)
+    data, labels = content.get("data"), content.get(layout.labels)
+    pixels = data.pixels if isinstance(data, Pixels) else None
     if (
-        not isinstance(pixels, np.ndarray)
+        pixels is None
         or pixels.ndim != 2
         or pixels.shape[1] != 3 * 32 * 32
         or not isinstance(labels, list)
         or len(labels) != len(pixels)
         or not all(isinstance(label, int) for label in labels)
     ):
-        raise DataError(f"{file} is not a CIFAR-10 batch; get CIFAR-10's python version anew.")
+        raise DataError(
+            f"{file} is not a {layout.title} batch; get {layout.title}'s python version anew."
+        )
     return pixels, np.array(labels, dtype=np.int64)
 
 
-def _class_names(meta: Path) -> tuple[str, ...]:
-    if not meta.is_file():
-        return CLASSES
-    names = _unpickle(meta).get("label_names")
+def _class_names(meta: Path, layout: Layout) -> tuple[str, ...]:
+    if not meta.is_file() and layout.default_names:
+        return layout.default_names
+    names = read_pickle(meta, layout.title).get(layout.names)
     if not isinstance(names, list) or not all(isinstance(name, bytes | str) for name in names):
-        raise DataError(f"{meta} does not name the classes; get CIFAR-10's python version anew.")
-    return tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else n for n in names)
-
-
-def _unpickle(file: Path) -> dict[str, Any]:
-    """A batch's dictionary with text keys, read without running anything the file may ask for."""
-    try:
-        content = _ArraysOnly(io.BytesIO(file.read_bytes()), encoding="bytes").load()
-    except FileNotFoundError:
-        raise DataError(f"{file} is missing; get CIFAR-10's python version anew.") from None
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}.") from error
-    except _Refused as error:
         raise DataError(
-            f"{file} asks to load '{error}', which no CIFAR-10 batch needs; do not trust this file."
-        ) from error
-    # Garbled bytes make the unpickler raise almost anything, as its documentation says.
-    except Exception as error:
-        raise DataError(f"{file} is damaged; get CIFAR-10's python version anew.") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{file} is not a CIFAR-10 batch; get CIFAR-10's python version anew.")
-    return {k.decode("latin1") if isinstance(k, bytes) else str(k): v for k, v in content.items()}
-
-
-class _Refused(pickle.UnpicklingError):
-    pass
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Containers, text, numbers and arrays of bytes; every other name is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _STAND_INS:
-            raise _Refused(f"{module}.{name}")
-        return _STAND_INS[module, name]
-
-
-class _Array:
-    """Takes what numpy pickles of an array, and keeps it only if it is one of bytes.
-
-    numpy's own ``__setstate__`` believes a dtype's flags, which a hostile file may forge.
-    """
-
-    def __init__(self, *_: object) -> None:
-        self.pixels: np.ndarray | None = None
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, dtype, fortran, content = state
-        if isinstance(dtype, _Dtype) and dtype.code in ("u1", b"u1"):
-            flat = np.frombuffer(content, dtype=np.uint8)
-            self.pixels = np.ascontiguousarray(flat.reshape(shape, order="F" if fortran else "C"))
-
-
-class _Dtype:
-    def __init__(self, code: object, *_: object) -> None:
-        self.code = code
-
-    def __setstate__(self, state: object) -> None:
-        """Byte order and flags: nothing that bytes need."""
-
-
-def _latin1(text: str, _codec: object) -> bytes:
-    """For ``_codecs.encode``, by which Python 3 writes bytes into an old pickle."""
-    return text.encode("latin1")
-
-
-_STAND_INS: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _latin1,
-}
+            f"{meta} does not name the classes; get {layout.title}'s python version anew."
+        )
+    return tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else n for n in names)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from clients.cifar import load_cifar10
+from clients.celeba import load_celeba
+from clients.cifar import load_cifar10, load_cifar100
 from clients.folders import load_tree
+from clients.hub import PREFIX, load_hub
+from clients.imagenet import load_imagenet
+from clients.mnist import load_mnist
 from clients.photos import LfwSubset, Photos
 from clients.pictures import ImageSet
 from fedsim.core.errors import DataError, did_you_mean
@@ -15,16 +19,24 @@ from fedsim.core.spec import DataSpec
 __all__ = ["ImageSet", "Split", "dataset_names", "load_images"]
 
 Split = Literal["train", "test"]
+HUB = f"{PREFIX}<name>"
+LABELLED = ("celeba", "cifar100", HUB)  # that have more than one thing to learn
 
 
 def load_images(data: DataSpec, split: Split) -> ImageSet:
     """One split of the data set that ``data`` names; no picture is held until it is asked for."""
-    if data.name not in _LOADERS:
+    name = HUB if data.name.startswith(PREFIX) else data.name
+    if name not in _LOADERS:
         raise DataError(
             f"there is no data set '{data.name}'{did_you_mean(data.name, _LOADERS)}; "
             f"known: {', '.join(dataset_names())}."
         )
-    return _LOADERS[data.name](data, split)
+    if data.label is not None and name not in LABELLED:
+        raise DataError(
+            f"data.label is '{data.label}', but {name} has one kind of label only; leave it out "
+            f"(it is for {', '.join(LABELLED)})."
+        )
+    return _LOADERS[name](data, split)
 
 
 def dataset_names() -> list[str]:
@@ -53,6 +65,29 @@ def _cifar10(data: DataSpec, split: Split) -> ImageSet:
     return load_cifar10(where, split, data.image_size)
 
 
+def _cifar100(data: DataSpec, split: Split) -> ImageSet:
+    where = _path(data, "the folder cifar-100-python, a tree split/class/picture.jpg or its zips")
+    return load_cifar100(where, split, data.image_size, data.label)
+
+
+def _mnist(data: DataSpec, split: Split) -> ImageSet:
+    return load_mnist(_path(data, "the folder of its four idx files"), split, data.image_size)
+
+
+def _imagenet(data: DataSpec, split: Split) -> ImageSet:
+    where = _path(data, "the folder above train/ and val/, or of folders by synset id")
+    return load_imagenet(where, split, data.image_size)
+
+
+def _celeba(data: DataSpec, split: Split) -> ImageSet:
+    where = _path(data, "the folder of img_align_celeba and its lists")
+    return load_celeba(where, split, data.image_size, data.label)
+
+
+def _hub(data: DataSpec, split: Split) -> ImageSet:
+    return load_hub(data.name, data.path, split, data.image_size, data.label)
+
+
 def _path(data: DataSpec, what: str) -> str:
     if not data.path:
         raise DataError(f"data.path is needed for {data.name}: give {what}.")
@@ -63,5 +98,10 @@ _LOADERS: dict[str, Callable[[DataSpec, Split], ImageSet]] = {
     "photos": _photos,
     "lfw_subset": _lfw_subset,
     "imagefolder": _imagefolder,
+    "imagenet": _imagenet,
+    "celeba": _celeba,
     "cifar10": _cifar10,
+    "cifar100": _cifar100,
+    "mnist": _mnist,
+    HUB: _hub,
 }

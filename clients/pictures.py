@@ -32,6 +32,7 @@ class ImageSet(ABC):
     classes: tuple[str, ...]
     labels: np.ndarray  # int64, (n,), known without decoding a picture
     skipped: tuple[str, ...] = ()  # files that could not be decoded, left out
+    groups: np.ndarray | None = None  # int64, (n,): whose picture each is, where that is known
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -49,6 +50,7 @@ class Remembered(ImageSet):
     def __init__(self, source: ImageSet, limit: int = 256 << 20) -> None:
         self.source, self.limit = source, limit
         self.classes, self.labels, self.skipped = source.classes, source.labels, source.skipped
+        self.groups = source.groups
         self._kept: dict[int, torch.Tensor] = {}
         self._bytes = 0
 

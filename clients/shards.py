@@ -25,8 +25,8 @@ def images_of(data: DataSpec, split: str) -> ImageSet:
 @functools.lru_cache(maxsize=4)
 def shards_of(data: DataSpec, seed: int) -> tuple[np.ndarray, ...]:
     """The samples of every client."""
-    labels = images_of(data, "train").labels
-    return tuple(partition(labels, data.partition, data.clients, seed))
+    images = images_of(data, "train")
+    return tuple(partition(images.labels, data.partition, data.clients, seed, images.groups))
 
 
 def check_shards(spec: Spec) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
+import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
+from clients.bars import bar
+from clients.cache import cache_file
+from clients.listing import LARGE, Listing, keep_listing, mark_of, recall_listing
 from fedsim.core.errors import DataError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 SPLITS = ("train", "test", "val")
+SETTLED = 2.0  # seconds; a folder changed later than this before a listing may change unnoticed
+STEP = 1_000  # pictures between two moves of the bar
 
 
 class Tree(Protocol):
@@ -21,8 +29,13 @@ class Tree(Protocol):
     def where(self) -> str:
         """The absolute place, for messages and as the tree's identity."""
 
-    def listing(self) -> dict[str, str]:
-        """Every picture's name, sorted, and a stamp that changes when its file does."""
+    def listing(self) -> Listing:
+        """Every picture; those of zips can be read only afterwards."""
+
+    def stamp(self, name: str) -> str:
+        """What changes when the picture's file does."""
+
+    def open(self, name: str) -> BinaryIO: ...
 
     def read(self, name: str) -> bytes: ...
 
@@ -39,11 +52,15 @@ def open_tree(path: str) -> Tree:
         return ZipTree([root])
     folder = FolderTree(root)
     zips = sorted(file for file in root.glob("*.zip") if file.is_file())
-    return ZipTree(zips) if zips and not folder.listing() else folder
+    return ZipTree(zips) if zips and not folder.has_pictures() else folder
 
 
 class FolderTree:
-    """Pictures in folders; symbolic links are followed."""
+    """Pictures in folders; symbolic links are followed.
+
+    The listing of a large tree is kept, and taken again while no folder in it has changed: a
+    folder changes when a file comes, goes or is replaced, not when one is overwritten.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -52,26 +69,77 @@ class FolderTree:
     def where(self) -> str:
         return str(self._root)
 
-    def listing(self) -> dict[str, str]:
+    def has_pictures(self) -> bool:
         try:
-            return dict(sorted(self._walk(str(self._root), "", frozenset())))
+            return next(self._walk(self.where, "", frozenset(), {}), None) is not None
         except PermissionError as error:
-            raise DataError(
-                f"the folder '{error.filename}' may not be read; change its permissions."
-            ) from error
+            raise _forbidden(error) from error
 
-    def _walk(self, folder: str, prefix: str, above: frozenset[str]) -> Iterator[tuple[str, str]]:
+    def listing(self) -> Listing:
+        file = cache_file("listing", self.where, ".npz")
+        if (held := recall_listing(file)) and self._unchanged(held[1]):
+            return held[0]
+        began = time.time()
+        directories: dict[str, os.stat_result] = {}
+        try:
+            listing = Listing.of(self._marks(directories))
+        except PermissionError as error:
+            raise _forbidden(error) from error
+        newest = max(max(d.st_mtime, d.st_ctime) for d in directories.values())
+        if len(listing) > LARGE and newest < began - SETTLED:
+            stamps = {prefix: _folder_stamp(status) for prefix, status in directories.items()}
+            keep_listing(file, listing, stamps)
+        return listing
+
+    def _unchanged(self, directories: dict[str, str]) -> bool:
+        try:
+            return all(
+                _folder_stamp(os.stat(self._root / prefix)) == stamp
+                for prefix, stamp in directories.items()
+            )
+        except OSError:
+            return False
+
+    def _marks(self, directories: dict[str, os.stat_result]) -> dict[str, int]:
+        marks: dict[str, int] = {}
+        with ExitStack() as stack:
+            advance = None
+            for name, path in self._walk(self.where, "", frozenset(), directories):
+                marks[name] = mark_of(name, _stamp(path))
+                if len(marks) == LARGE:
+                    advance = stack.enter_context(bar("listing the pictures", None))
+                    advance(LARGE)
+                elif advance and len(marks) % STEP == 0:
+                    advance(STEP)
+        return marks
+
+    def _walk(
+        self,
+        folder: str,
+        prefix: str,
+        above: frozenset[str],
+        directories: dict[str, os.stat_result],
+    ) -> Iterator[tuple[str, str]]:
+        """Name and path of every picture; notes each folder as it was before it was read."""
         real = os.path.realpath(folder)
         if real in above:  # a link that leads back to a folder around it
             return
+        directories[prefix] = os.stat(folder)
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
-                    yield from self._walk(entry.path, f"{prefix}{entry.name}/", above | {real})
+                    inner = f"{prefix}{entry.name}/"
+                    yield from self._walk(entry.path, inner, above | {real}, directories)
                 elif _is_picture(entry.name):
-                    yield prefix + entry.name, _stamp(entry)
+                    yield prefix + entry.name, entry.path
+
+    def stamp(self, name: str) -> str:
+        return _stamp(os.path.join(self._root, name))
+
+    def open(self, name: str) -> BinaryIO:
+        return open(os.path.join(self._root, name), "rb")
 
     def read(self, name: str) -> bytes:
         return (self._root / name).read_bytes()
@@ -94,21 +162,28 @@ class ZipTree:
     def where(self) -> str:
         return ", ".join(str(path) for path in self._paths)
 
-    def listing(self) -> dict[str, str]:
-        stamps: dict[str, str] = {}
+    def listing(self) -> Listing:
+        self._members = {}
         for path in self._paths:
             infos = [info for info in self._archive(path).infolist() if _is_member(info)]
             prefix = self._split_of(path, infos)
             for info in infos:
                 name = prefix + info.filename.lstrip("/")
-                if name in stamps:
+                if name in self._members:
                     raise DataError(
                         f"'{name}' is twice in {self.where}; "
                         "put the pictures of each zip under a train/ or test/ folder."
                     )
-                stamps[name] = f"{info.file_size}-{info.CRC:08x}"
                 self._members[name] = (path, info.filename)
-        return dict(sorted(stamps.items()))
+        return Listing.of({name: mark_of(name, self.stamp(name)) for name in self._members})
+
+    def stamp(self, name: str) -> str:
+        path, member = self._members[name]
+        info = self._archive(path).getinfo(member)
+        return f"{info.file_size}-{info.CRC:08x}"
+
+    def open(self, name: str) -> BinaryIO:
+        return io.BytesIO(self.read(name))
 
     def _split_of(self, path: Path, infos: list[zipfile.ZipInfo]) -> str:
         told = any(part in SPLITS for i in infos for part in i.filename.split("/")[:2])
@@ -149,8 +224,17 @@ def _is_member(info: zipfile.ZipInfo) -> bool:
     return not info.is_dir() and not hidden and _is_picture(info.filename)
 
 
-def _stamp(entry: os.DirEntry[str]) -> str:
-    if not os.access(entry.path, os.R_OK):  # or a broken link: asked again once it is readable
+def _stamp(path: str) -> str:
+    if not os.access(path, os.R_OK):  # or a broken link: asked again once it is readable
         return "unreadable"
-    status = entry.stat()
+    status = os.stat(path)
     return f"{status.st_size}-{status.st_mtime_ns}"
+
+
+def _folder_stamp(status: os.stat_result) -> str:
+    # The time of the last change as well: copying tools set the other one as they like.
+    return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_ctime_ns}"
+
+
+def _forbidden(error: PermissionError) -> DataError:
+    return DataError(f"the folder '{error.filename}' may not be read; change its permissions.")

@@ -204,7 +204,8 @@ def _note_skipped(run: Run, spec: Spec) -> None:
         skipped = images_of(spec.data, split).skipped
         if skipped:
             names = ", ".join(skipped[:3]) + (" ..." if len(skipped) > 3 else "")
-            run.note("pictures_skipped", f"{len(skipped)} damaged pictures were skipped: {names}")
+            words = "damaged picture was" if len(skipped) == 1 else "damaged pictures were"
+            run.note("pictures_skipped", f"{len(skipped)} {words} skipped: {names}")
 
 
 def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:

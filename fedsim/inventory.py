@@ -41,7 +41,12 @@ DATA_WORDS = {
     "photos": "built in: crops of scikit-image's colour photographs, labelled by picture",
     "lfw_subset": "built in: 200 small grey pictures, faces and not",
     "imagefolder": "any tree of class/picture under data.path, or a zip of one",
+    "imagenet": "under data.path: folders by synset id, a flat val/ with the devkit, or Kaggle's",
+    "celeba": "under data.path: the official files; data.label is an attribute or identity",
     "cifar10": "under data.path: the official python batches, class folders, or zips of them",
+    "cifar100": "under data.path: as cifar10; data.label is fine or coarse",
+    "mnist": "under data.path: the four idx files, packed or not",
+    "hf:<name>": "a data set of the Hugging Face hub, or one saved by datasets under data.path",
 }
 
 INVENTORY: dict[str, Callable[[], dict[str, str]]] = {

@@ -159,7 +159,7 @@ def test_a_truncated_jpeg_is_skipped_counted_and_told(run_cli, tmp_path: Path) -
     code, out, err = run_cli("audit", "-o", tmp_path / "run", *SMALL, *data)
     assert code == 0
     assert "LEAKS" in out
-    assert "1 damaged pictures were skipped" in err
+    assert "1 damaged picture was skipped" in err
 
 
 def test_ctrl_c_leaves_a_run_that_resumes(run_cli, tmp_path: Path) -> None:

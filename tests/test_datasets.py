@@ -22,6 +22,7 @@ from clients.datasets import ImageSet, dataset_names, load_images
 from clients.photos import PICTURES, crop_boxes
 from fedsim.core.errors import DataError
 from fedsim.core.spec import DataSpec
+from fedsim.inventory import INVENTORY
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -129,9 +130,16 @@ def test_lfw_subset_is_split_by_class_and_grey() -> None:
 
 
 def test_an_unknown_name_tells_the_nearest_and_all_known() -> None:
-    with pytest.raises(DataError, match=r"did you mean 'photos'.*cifar10, imagefolder"):
+    with pytest.raises(DataError, match=r"did you mean 'photos'.*cifar10, cifar100"):
         _load("photo")
-    assert dataset_names() == ["cifar10", "imagefolder", "lfw_subset", "photos"]
+    embedded, on_disk = {"lfw_subset", "photos"}, {"imagefolder", "imagenet", "celeba", "mnist"}
+    assert {*dataset_names()} == embedded | on_disk | {"cifar10", "cifar100", "hf:<name>"}
+
+
+def test_every_data_set_is_listed_with_what_it_is() -> None:
+    listed = INVENTORY["data"]()
+    assert list(listed) == dataset_names()
+    assert all(listed.values())
 
 
 # Trees

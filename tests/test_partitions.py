@@ -81,6 +81,37 @@ def test_a_dirichlet_that_leaves_a_client_without_is_told() -> None:
         partition(LABELS, PartitionSpec(kind="dirichlet", alpha=0.001), 100, 0)
 
 
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_dirichlet_spreads_classes_of_few_samples_over_all_clients(each: int) -> None:
+    labels = np.repeat(np.arange(200), each)
+    spec = PartitionSpec(kind="dirichlet", alpha=0.5)
+    parts, again, other = (partition(labels, spec, 4, seed) for seed in (0, 0, 1))
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
+    # A client's share of a class has the mean 1/4 and the same law for every client.
+    assert all(0.15 < len(part) / len(labels) < 0.35 for part in parts)
+
+
+def test_natural_clients_are_groups_of_whole_people() -> None:
+    people = np.random.default_rng(0).integers(100, 110, len(LABELS))
+    spec = PartitionSpec(kind="natural")
+    parts, again, other = (partition(LABELS, spec, 4, seed, people) for seed in (0, 0, 1))
+    assert sorted(np.concatenate(parts)) == list(range(len(LABELS)))
+    held = [set(people[part].tolist()) for part in parts]
+    assert sorted(len(own) for own in held) == [2, 2, 3, 3]
+    assert sum(len(own) for own in held) == len(set.union(*held)) == 10
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    assert held != [set(people[part].tolist()) for part in other]
+
+
+def test_a_natural_partition_without_people_or_with_too_few_is_told() -> None:
+    with pytest.raises(DataError, match="needs to know whose picture each is"):
+        partition(LABELS, PartitionSpec(kind="natural"), 4, 0)
+    with pytest.raises(DataError, match=r"pictures of 8 people to 9 clients; lower"):
+        partition(LABELS, PartitionSpec(kind="natural"), 9, 0, LABELS)
+
+
 def test_more_classes_a_client_than_there_are_is_told() -> None:
     with pytest.raises(DataError, match="classes_per_client is 9 but the data set has 8 classes"):
         partition(LABELS, PartitionSpec(kind="pathological", classes_per_client=9), 4, 0)

@@ -27,7 +27,7 @@ class _Section(BaseModel):
 class PartitionSpec(_Section):
     """How the samples are spread over the clients (flwr-datasets' partitioners)."""
 
-    kind: Literal["iid", "dirichlet", "pathological", "shard"] = "iid"
+    kind: Literal["iid", "dirichlet", "pathological", "shard", "natural"] = "iid"
     alpha: Annotated[float, Field(gt=0)] = 0.5  # dirichlet: concentration
     classes_per_client: Positive = 2  # pathological
     shards_per_client: Positive = 2  # shard
@@ -38,6 +38,7 @@ class DataSpec(_Section):
 
     name: str = "photos"
     path: str | None = None
+    label: str | None = None  # what is learned, where a data set has more than one; null: its first
     image_size: Annotated[int, Field(ge=8)] = 32
     clients: Positive = 8
     partition: PartitionSpec = PartitionSpec()

@@ -1,0 +1,25 @@
+"""A progress bar for work on many pictures, on a terminal only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+@contextmanager
+def bar(words: str, total: int | None, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """Yields what to call with each number of pictures that are done."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not (shown and console.is_terminal),
+    ) as progress:
+        task = progress.add_task(words, total=total)
+        yield lambda count: progress.advance(task, count)

@@ -1,0 +1,141 @@
+"""Data sets of the hub's library: from disk, and what is said when the hub does not answer."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import datasets
+import httpx
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import HfApi
+from PIL import Image
+
+from fedsim.core.errors import DataError
+from tests.layouts import load, save_picture
+
+
+def _picture(seed: int) -> dict[str, Any]:
+    pixels = np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return {"bytes": stream.getvalue(), "path": None}
+
+
+def _table(labels: list[int], start: int = 0, **columns: list[Any]) -> datasets.Dataset:
+    content = {
+        "img": [_picture(start + i) for i in range(len(labels))],
+        "fine": labels,
+        "coarse": [label % 2 for label in labels],
+        **columns,
+    }
+    table = datasets.Dataset.from_dict(content)
+    table = table.cast_column("img", datasets.Image())
+    return table.cast_column("fine", datasets.ClassLabel(names=["ant", "bee", "cow"]))
+
+
+def test_a_saved_data_set_gives_its_pictures_labels_and_splits(tmp_path: Path) -> None:
+    held = {"train": _table([0, 2, 1, 0]), "test": _table([1, 1], start=50)}
+    datasets.DatasetDict(held).save_to_disk(str(tmp_path / "saved"))
+    train = load("hf:mine", tmp_path / "saved")
+    test = load("hf:mine", tmp_path / "saved", "test")
+    assert train.classes == ("ant", "bee", "cow")
+    assert train.labels.tolist() == [0, 2, 1, 0]
+    assert test.labels.tolist() == [1, 1]
+    expected = np.asarray(Image.open(io.BytesIO(_picture(51)["bytes"])), dtype=np.float32) / 255
+    assert torch.allclose(test.image(1), torch.from_numpy(expected).permute(2, 0, 1))
+    assert torch.equal(pickle.loads(pickle.dumps(test)).image(1), test.image(1))
+
+
+def test_a_hidden_test_split_leaves_validation_for_test(tmp_path: Path) -> None:
+    held = {
+        "train": _table([0, 2]),
+        "test": _table([-1, -1, -1], start=20),
+        "validation": _table([2, -1], start=30),
+    }
+    datasets.DatasetDict(held).save_to_disk(str(tmp_path / "saved"))
+    assert load("hf:mine", tmp_path / "saved", "test").labels.tolist() == [2]
+
+
+def test_a_single_table_is_divided_and_may_know_its_writers(tmp_path: Path) -> None:
+    table = _table([i % 3 for i in range(30)], writer_id=[f"w{i // 5}" for i in range(30)])
+    table.save_to_disk(str(tmp_path / "one"))
+    train, test = load("hf:one", tmp_path / "one"), load("hf:one", tmp_path / "one", "test")
+    assert len(train) + len(test) == 30
+    assert len(train) > len(test) > 0
+    assert train.groups is not None
+    assert set(train.groups) == {0, 1, 2, 3, 4, 5}
+
+
+def test_the_label_may_be_another_column(tmp_path: Path) -> None:
+    held = {"train": _table([0, 2, 1]), "test": _table([1], start=9)}
+    datasets.DatasetDict(held).save_to_disk(str(tmp_path / "saved"))
+    images = load("hf:mine", tmp_path / "saved", label="coarse")
+    assert images.classes == ("0", "1")
+    assert images.labels.tolist() == [0, 0, 1]
+    with pytest.raises(DataError, match=r"no column 'coarsest' \(did you mean 'coarse'\?\)"):
+        load("hf:mine", tmp_path / "saved", label="coarsest")
+
+
+def test_a_folder_of_pictures_is_loaded_as_the_library_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+    for split in ("train", "test"):
+        for c, name in enumerate(("cat", "dog")):
+            for i in range(2):
+                save_picture(tmp_path / "tree" / split / name / f"{i}.png", 2 * c + i)
+    images = load("hf:tree", tmp_path / "tree")
+    assert images.classes == ("cat", "dog")
+    assert sorted(images.labels) == [0, 0, 1, 1]
+    tree = load("imagefolder", tmp_path / "tree")
+    assert any(torch.equal(images.image(0), tree.image(i)) for i in range(4))
+
+
+def test_a_damaged_picture_is_told(tmp_path: Path) -> None:
+    table = _table([0, 1, 2] * 4)
+    broken = {"bytes": b"none", "path": None}
+    table = datasets.Dataset.from_dict({"img": [broken] * 12, "fine": table["fine"][:]})
+    table = table.cast_column("img", datasets.Image())
+    table = table.cast_column("fine", datasets.ClassLabel(names=["ant", "bee", "cow"]))
+    table.save_to_disk(str(tmp_path / "broken"))
+    with pytest.raises(DataError, match=r"picture \d+ of the data set cannot be decoded"):
+        load("hf:broken", tmp_path / "broken").image(0)
+
+
+def test_what_is_no_data_set_of_pictures_is_told(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(str(tmp_path / "text"))
+    with pytest.raises(DataError, match="has no column of pictures; it has text"):
+        load("hf:text", tmp_path / "text")
+    _table([0, 1]).remove_columns(["fine"]).save_to_disk(str(tmp_path / "bare"))
+    with pytest.raises(DataError, match=r"no column of classes; set data\.label to one of"):
+        load("hf:bare", tmp_path / "bare")
+    with pytest.raises(DataError, match="is no folder"):
+        load("hf:none", tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="cannot be read as a data set"):
+        load("hf:none", tmp_path / "empty")
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("no route"), OSError("no network")])
+def test_a_hub_that_does_not_answer_is_one_sentence_within_seconds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(HfApi, "dataset_info", fail)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+    offline = datasets.config.HF_HUB_OFFLINE
+    began = time.monotonic()
+    with pytest.raises(DataError, match=r"hub does not answer and 'nobody/nothing' is not in"):
+        load("hf:nobody/nothing", None)
+    assert time.monotonic() - began < 5
+    assert offline == datasets.config.HF_HUB_OFFLINE
+    with pytest.raises(DataError, match="names no data set"):
+        load("hf:", None)

@@ -1,0 +1,245 @@
+"""Large trees: listed once, looked at instead of decoded, and what is damaged all the same."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clients import damage, folders, trees
+from clients.listing import Listing, Names
+from fedsim.core.errors import DataError
+from tests.layouts import load, names_of, save_picture
+
+CLASSES = ("bird", "cat")
+EACH = 6
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Ten pictures are many here, and a folder has settled at once."""
+    for module in (damage, folders, trees):
+        monkeypatch.setattr(module, "LARGE", 10)
+    monkeypatch.setattr(trees, "SETTLED", -60.0)
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for split in ("train", "test"):
+        for c, name in enumerate(CLASSES):
+            for i in range(EACH):
+                save_picture(tmp_path / "tree" / split / name / f"{i}.jpg", 10 * c + i, side=64)
+    return tmp_path / "tree"
+
+
+def _forbid(monkeypatch: pytest.MonkeyPatch, module: object, name: str, words: str) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError(words)
+
+    monkeypatch.setattr(module, name, fail)
+
+
+def _scramble(file: Path) -> None:
+    """Both ends stay; the size does, and what it says of the picture does not."""
+    content = file.read_bytes()
+    at = content.index(b"\xff\xc0")
+    file.write_bytes(content[:at] + b"\xff\xfe" + content[at + 2 :])
+
+
+def _seem_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(damage, "_has_both_ends", lambda _: True)
+
+
+def test_a_large_tree_is_the_same_data_set_as_a_small_one(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = load("imagefolder", tree)
+    assert {file.name.split("-")[0] for file in damage.cache_folder().iterdir()} == {
+        "listing",
+        "checked",
+    }
+    for module in (damage, folders, trees):
+        monkeypatch.setattr(module, "LARGE", 1_000)
+    small = load("imagefolder", tree)
+    assert names_of(large) == names_of(small)
+    assert large.classes == small.classes
+    assert np.array_equal(large.labels, small.labels)
+    assert np.array_equal(pickle.loads(pickle.dumps(large)).image(3), small.image(3))
+
+
+def test_a_large_tree_is_neither_decoded_nor_walked_again(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _forbid(monkeypatch, damage, "decode", "decoded")
+    first = load("imagefolder", tree)
+    _forbid(monkeypatch, trees.FolderTree, "_walk", "walked again")
+    _forbid(monkeypatch, trees.FolderTree, "open", "opened again")
+    again, test = load("imagefolder", tree), load("imagefolder", tree, "test")
+    assert names_of(again) == names_of(first)
+    assert len(test) == 2 * EACH
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_new_file_is_found_and_only_it_is_looked_at(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, deep: bool
+) -> None:
+    load("imagefolder", tree)
+    new = save_picture(tree / "train" / "cat" / ("kittens/new.jpg" if deep else "new.jpg"), 99)
+    looked: list[str] = []
+    monkeypatch.setattr(damage, "_seems_whole", lambda _, name: not looked.append(name))
+    assert len(load("imagefolder", tree)) == 2 * EACH + 1
+    assert looked == [str(new.relative_to(tree))]
+    new.unlink()
+    assert len(load("imagefolder", tree)) == 2 * EACH
+
+
+def test_a_check_that_was_interrupted_goes_on_where_it_was(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damage, "BLOCK", 8)
+    (tree / "test" / "bird" / "0.jpg").write_bytes(b"")
+    looked: list[str] = []
+
+    def look(_: object, name: str) -> bool:
+        if name == "train/bird/0.jpg" and name not in looked:
+            looked.append(name)
+            raise KeyboardInterrupt
+        looked.append(name)
+        return name != "test/bird/0.jpg"
+
+    monkeypatch.setattr(damage, "_seems_whole", look)
+    with pytest.raises(KeyboardInterrupt):
+        load("imagefolder", tree)
+    assert load("imagefolder", tree, "test").skipped == ("test/bird/0.jpg",)
+    assert looked.count("test/bird/0.jpg") == 1  # in the first block, which was done
+    assert set(looked) >= {f"train/cat/{i}.jpg" for i in range(EACH)}
+
+
+def test_a_listing_made_while_a_folder_changes_is_not_kept(
+    tree: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "SETTLED", 60.0)
+    load("imagefolder", tree)
+    assert [file.name.split("-")[0] for file in cache.iterdir()] == ["checked"]
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp", "bmp"])
+def test_cut_and_empty_files_are_found_without_decoding_the_others(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    for i in range(3):
+        save_picture(tree / "train" / "dog" / f"{i}.{kind}", i, side=64)
+    cut, empty = tree / "train" / "dog" / f"0.{kind}", tree / "train" / "dog" / f"1.{kind}"
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    empty.write_bytes(b"")
+    asked = []
+    whole = damage._is_whole
+    monkeypatch.setattr(damage, "_is_whole", lambda t, n: asked.append(n) or whole(t, n))
+    for _ in range(2):
+        images = load("imagefolder", tree)
+        assert images.skipped == (f"train/dog/0.{kind}", f"train/dog/1.{kind}")
+        assert len(images) == 2 * EACH + 1
+    doubted = {f"train/dog/{i}.{kind}" for i in range(3 if kind == "bmp" else 2)}
+    assert len(asked) == len(doubted)  # once, though the tree was loaded twice
+    assert set(asked) == doubted
+
+
+def test_an_unusual_end_is_no_damage(tree: Path) -> None:
+    file = tree / "train" / "cat" / "0.jpg"
+    file.write_bytes(file.read_bytes() + b"\0" * 5_000)
+    assert load("imagefolder", tree).skipped == ()
+
+
+def test_what_only_decoding_finds_is_told_and_left_out_afterwards(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _scramble(tree / "train" / "bird" / "2.jpg")
+    _seem_whole(monkeypatch)
+    images = load("imagefolder", tree)
+    assert images.skipped == ()
+    with pytest.raises(DataError, match=r"bird/2\.jpg .* looked whole and cannot be decoded"):
+        images.image(2)
+    for _ in range(2):
+        again = load("imagefolder", tree)
+        assert again.skipped == ("train/bird/2.jpg",)
+        assert len(again) == 2 * EACH - 1
+        again.image(2)
+
+
+def test_a_picture_that_was_put_right_in_place_is_back(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tree / "train" / "bird" / "2.jpg"
+    shutil.copy2(file, tmp_path / "backup.jpg")
+    images = load("imagefolder", tree)
+    _scramble(file)  # in place: the folder does not change
+    os.utime(file, (1, 1))
+    with pytest.raises(DataError, match=r"bird/2\.jpg"):
+        images.image(2)
+    _seem_whole(monkeypatch)
+    assert load("imagefolder", tree).skipped == ("train/bird/2.jpg",)
+    file.write_bytes((tmp_path / "backup.jpg").read_bytes())
+    shutil.copystat(tmp_path / "backup.jpg", file)  # to the very file that was listed
+    assert load("imagefolder", tree).skipped == ()
+
+
+def test_a_file_that_cannot_be_read_for_now_is_not_taken_for_damaged(tree: Path) -> None:
+    images = load("imagefolder", tree)
+    file = tree / "train" / "bird" / "2.jpg"
+    file.rename(tree / "aside")
+    with pytest.raises(DataError, match=r"bird/2\.jpg"):
+        images.image(2)
+    (tree / "aside").rename(file)
+    assert load("imagefolder", tree).skipped == ()
+
+
+def test_spoilt_caches_are_made_again(tree: Path, cache: Path) -> None:
+    before = names_of(load("imagefolder", tree))
+    for file in cache.iterdir():
+        file.write_bytes(b"spoilt")
+    assert names_of(load("imagefolder", tree)) == before
+    (cache / "damaged-none.txt").write_text("")
+    for file in cache.iterdir():
+        file.write_bytes(file.read_bytes()[:-50])
+    assert names_of(load("imagefolder", tree)) == before
+
+
+def test_without_a_cache_a_large_tree_is_looked_at_each_time(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "file"))
+    (tree / "train" / "cat" / "1.jpg").write_bytes(b"")
+    assert load("imagefolder", tree).skipped == ("train/cat/1.jpg",)
+
+
+def test_names_are_kept_compactly_and_come_back_as_they_were() -> None:
+    names = ["a/1.jpg", "ä/ö.jpg", "a/\udcff.jpg", ""]
+    kept = Names.of(names)
+    assert list(kept) == names
+    assert list(kept.take(np.array([2, 0]))) == [names[2], names[0]]
+    many = Listing.of({f"train/n{i % 1000:08}/n{i % 1000:08}_{i}.JPEG": i for i in range(50_000)})
+    assert len(pickle.dumps(many)) < 50_000 * 80
+    assert len(many.folders) == 1000
+    assert many.folders[many.folder_of[77]] == many.names[77].rpartition("/")[0]
+
+
+def test_a_person_s_folder_below_the_class_makes_groups(tmp_path: Path) -> None:
+    for smile in ("smiling", "not"):
+        for p, person in enumerate(("anna", "ben", "carl")):
+            for i in range(2):
+                save_picture(tmp_path / "faces" / smile / person / f"{i}.png", 2 * p + i)
+    images = load("imagefolder", tmp_path / "faces")
+    assert images.classes == ("not", "smiling")
+    people = ["anna", "ben", "carl"]
+    assert images.groups is not None
+    assert [people[g] for g in images.groups] == [n.split("/")[1] for n in names_of(images)]
+    Image.new("RGB", (8, 8)).save(tmp_path / "faces" / "not" / "nobody.png")
+    assert load("imagefolder", tmp_path / "faces").groups is None
