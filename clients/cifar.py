@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 
 from clients.folders import load_tree
-from clients.pickles import Pixels, read_pickle
+from clients.pickles import read_pickle
 from clients.pictures import ImageSet, to_tensor
 from fedsim.core.errors import DataError, did_you_mean
+from fedsim.core.unpickling import Array
 
 CLASSES = (
     "airplane",
@@ -129,9 +130,10 @@ def _read_batch(file: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """Pixels (n, 3072) uint8, channel by channel, and labels (n,)."""
     content = read_pickle(file, layout.title)
     data, labels = content.get("data"), content.get(layout.labels)
-    pixels = data.pixels if isinstance(data, Pixels) else None
+    pixels = data.values if isinstance(data, Array) else None
     if (
         pixels is None
+        or pixels.dtype != np.uint8
         or pixels.ndim != 2
         or pixels.shape[1] != 3 * 32 * 32
         or not isinstance(labels, list)

@@ -22,10 +22,10 @@ import numpy as np
 from PIL import Image
 
 from clients.bars import bar
-from clients.cache import cache_file, cache_folder, keep, keep_lines
 from clients.listing import LARGE, Listing, mark_of
 from clients.pictures import DAMAGED, decode
 from clients.trees import Tree
+from fedsim.core.cache import cache_file, cache_folder, keep, keep_lines
 
 PROGRESS_FROM = 500  # pictures; fewer are decoded before a bar could be read
 CHUNK = 64  # pictures a thread takes at once

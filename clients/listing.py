@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clients.cache import keep
+from fedsim.core.cache import keep
 
 LARGE = 20_000  # pictures; a larger tree is listed by its folders and checked by its files' ends
 

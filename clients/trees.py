@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from clients.bars import bar
-from clients.cache import cache_file
 from clients.listing import LARGE, Listing, keep_listing, mark_of, recall_listing
+from fedsim.core.cache import cache_file
 from fedsim.core.errors import DataError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}

@@ -13,6 +13,7 @@ from PIL import Image
 
 from clients import damage, folders, trees
 from clients.listing import Listing, Names
+from fedsim.core.cache import cache_folder
 from fedsim.core.errors import DataError
 from tests.layouts import load, names_of, save_picture
 
@@ -61,7 +62,7 @@ def test_a_large_tree_is_the_same_data_set_as_a_small_one(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = load("imagefolder", tree)
-    assert {file.name.split("-")[0] for file in damage.cache_folder().iterdir()} == {
+    assert {file.name.split("-")[0] for file in cache_folder().iterdir()} == {
         "listing",
         "checked",
     }

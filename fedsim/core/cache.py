@@ -1,8 +1,10 @@
-"""Where fedsim keeps what is worth keeping between runs."""
+"""What was found out and need not be found out again, as files in one folder."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -15,3 +17,35 @@ def weights_folder() -> Path:
     """``$FEDSIM_WEIGHTS``, or ``weights`` in the cache."""
     told = os.environ.get("FEDSIM_WEIGHTS")
     return Path(told).expanduser() if told else cache_folder() / "weights"
+
+
+def cache_file(kind: str, key: str, suffix: str) -> Path:
+    """The file for ``key``, whatever characters and length that has."""
+    digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+    return cache_folder() / f"{kind}-{digest[:32]}{suffix}"
+
+
+def keep(file: Path, content: bytes) -> None:
+    """Write the file whole or not at all; without a cache the work is only done again."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".tmp")
+    except OSError:
+        return
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        os.replace(temporary, file)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def keep_lines(file: Path, lines: list[str]) -> None:
+    """Add lines at the end: in one write, so that several processes may do it at once."""
+    content = "".join(f"{line}\n" for line in lines).encode("ascii")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(file, "ab", buffering=0) as stream:
+            stream.write(content)
+    except OSError:
+        return  # as in ``keep``

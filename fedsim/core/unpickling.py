@@ -26,16 +26,23 @@ def load_arrays(content: bytes, *, encoding: str = "bytes") -> Any:
 
 
 class Array:
-    """Stands in for a numpy array while it is read; ``values`` is the array."""
+    """Stands in for a numpy array while it is read; ``values`` is the array.
+
+    numpy's own ``__setstate__`` believes a dtype's flags, which a hostile file may forge.
+    """
+
+    values: np.ndarray | None = None  # of the class: a pickle may make one without its __init__
 
     def __init__(self, *_: object) -> None:
-        self.values = np.zeros(0, np.uint8)
+        """Whatever numpy would be told first: the state says it again."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, raw = state
+        if not isinstance(dtype, _Dtype):
+            raise Refused("an array without a type")
         code = dtype.code.decode() if isinstance(dtype.code, bytes) else str(dtype.code)
         if code not in DTYPES:
-            raise Refused(f"an array of '{code}'")
+            raise Refused(f"an array of {code}")
         flat = np.frombuffer(raw, dtype=np.dtype("<" + code))
         self.values = np.ascontiguousarray(flat.reshape(shape, order="F" if fortran else "C"))
 

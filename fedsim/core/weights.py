@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -180,7 +181,9 @@ def read_package(archive: Path, backbone: Backbone) -> list[tuple[Tensor, Tensor
     ]
 
 
-def _values(array: Array) -> Any:
+def _values(array: Array) -> np.ndarray:
+    if array.values is None:
+        raise ModelError("the package's arrays are empty; it is not the one that was asked for.")
     return array.values.copy()
 
 
