@@ -51,13 +51,22 @@ def audit(
     output: Output = None,
     resume: Resume = None,
     as_json: AsJson = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write events under DIR/tensorboard.")
+    ] = False,
 ) -> None:
     """Rounds, attacks, scores, verdict, report."""
     from fedsim.auditing import audit as conduct
+    from fedsim.tensorboard import Events
 
     checked, root = _target(spec, overrides, output, resume)
+    watch = _watch(as_json)
     with _resumable(root):
-        run = conduct(checked, root, watch=_watch(as_json))
+        if tensorboard:
+            run = conduct(checked, root, watch=(events := Events(watch, root)))
+            events.conclude(run)
+        else:
+            run = conduct(checked, root, watch=watch)
     summary = run.summary
     if as_json:
         print(json.dumps(summary, indent=2))

@@ -400,7 +400,7 @@ def test_an_array_of_objects_is_no_batch(tmp_path: Path) -> None:
     _write_batches(folder)
     payload = {b"data": np.array([[None] * 3072], dtype=object), b"labels": [0]}
     (folder / "test_batch").write_bytes(pickle.dumps(payload, 2))
-    with pytest.raises(DataError, match="test_batch asks to load .an array of .*do not trust"):
+    with pytest.raises(DataError, match=r"test_batch asks to load .an array of .*do not trust"):
         _load("cifar10", folder, "test")
 
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -178,5 +179,30 @@ class Run:
             raise RunError(f"'{self.root}' has no {name} yet.")
         return pd.read_csv(path)
 
+    def images(self, attack: str, round_: int, client: int, trial: int = 0) -> Tensor:
+        """What an attack made of one update, (B, 3, H, W) in [0, 1], in the attack's own order."""
+        from fedsim.core.attack import Reconstruction
+        from fedsim.core.observation import observation_name
+
+        folder, name = self.reconstructions / attack, observation_name(round_, client)
+        path = folder / f"{name}-trial-{trial}.safetensors"
+        if not path.is_file():
+            raise RunError(f"'{self.root}' has no reconstruction by {attack} of {name}.")
+        return Reconstruction.load(path).images
+
     def __repr__(self) -> str:
         return f"Run('{self.root}')"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the verdicts, and where the report is."""
+        path = self.root / "summary.json"
+        if not path.is_file():
+            return f"<p><b>Run</b> <code>{escape(str(self.root))}</code>: not finished yet.</p>"
+        rows = "".join(
+            f"<tr><td><b>{escape(entry['verdict'])}</b></td><td>{escape(entry['words'])}</td></tr>"
+            for entry in self.summary["verdicts"]
+        )
+        return (
+            f"<p><b>Run</b> <code>{escape(str(self.root))}</code>, report: "
+            f"<code>{escape(str(self.report))}</code></p><table>{rows}</table>"
+        )
