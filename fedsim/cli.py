@@ -174,7 +174,8 @@ def report(directory: Annotated[Path, typer.Argument(help="A run directory.")]) 
     from fedsim.auditing import conclude
 
     run = Run.open(directory)
-    conclude(run, watch=_watch(False))
+    with run.locked():
+        conclude(run, watch=_watch(False))
     out.print(f"report: {run.report}", soft_wrap=True, highlight=False)
 
 

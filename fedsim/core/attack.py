@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
-from safetensors import safe_open
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from fedsim.core.errors import RunError
+from fedsim.core.errors import DamagedError, RunError
 from fedsim.core.knowledge import Traffic, View
-from fedsim.core.store import save_tensors, write_json
+from fedsim.core.store import read_tensors, save_tensors, write_json
 
 
 class Progress(Protocol):
@@ -42,6 +42,7 @@ class Reconstruction:
     notes: list[str] = field(default_factory=list)
     ledger: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    observation: str = ""  # the checksum of what it was made from
 
     def save(self, path: Path) -> None:
         tensors = {"images": self.images.detach().cpu().float().contiguous()}
@@ -53,22 +54,37 @@ class Reconstruction:
             "notes": self.notes,
             "ledger": self.ledger,
             "seconds": self.seconds,
+            "observation": self.observation,
         }
         save_tensors(path, tensors, {"about": json.dumps(about)})
 
     @classmethod
     def load(cls, path: Path) -> Reconstruction:
         try:
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                about = json.loads(file.metadata()["about"])
-        except Exception as error:
+            tensors, metadata = read_tensors(path)
+            about = _About.model_validate_json(metadata["about"])
+            images, labels = tensors["images"], tensors.get("labels")
+            if images.ndim != 4 or not images.is_floating_point():
+                raise DamagedError("its images are none.")
+            if labels is not None and (labels.ndim != 1 or labels.dtype != torch.long):
+                raise DamagedError("its labels are none.")
+        except (DamagedError, OSError, KeyError, ValidationError) as error:
             raise RunError(
                 f"the reconstruction '{path}' is damaged ({type(error).__name__}); "
-                f"delete it and run again with --resume."
+                f"go on with `fedsim audit --resume` and it is made again."
             ) from error
-        about["trace"] = [(int(step), float(loss)) for step, loss in about["trace"]]
-        return cls(images=tensors["images"], labels=tensors.get("labels"), **about)
+        return cls(images=images, labels=labels, **about.model_dump())
+
+
+class _About(BaseModel):
+    """What a file says beside the images."""
+
+    loss: float | None
+    trace: list[tuple[int, float]]
+    notes: list[str]
+    ledger: list[str]
+    seconds: float
+    observation: str = ""
 
 
 @runtime_checkable

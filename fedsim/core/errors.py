@@ -42,6 +42,14 @@ class RunError(FedsimError):
     """A run directory cannot be used as asked."""
 
 
+class VaultError(RunError):
+    """The vault cannot be written or read: trouble of the testbed, never a client's failure."""
+
+
+class DamagedError(FedsimError):
+    """A file is not what was written: cut short, overwritten or altered."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the nearest known word, or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
