@@ -122,7 +122,8 @@ class AdversarialStrategy(Strategy):
         try:
             self.start(
                 streaming,
-                ArrayRecord(self._arrays or initial),
+                # In the model's own order: strategies with a memory count their arrays.
+                ArrayRecord({name: self._arrays.get(name, initial[name]) for name in initial}),
                 num_rounds=missing,
                 timeout=self.spec.train.timeout,
             )

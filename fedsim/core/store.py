@@ -15,6 +15,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ from typing import Any
 import pandas as pd
 import torch
 import xxhash
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -82,7 +83,13 @@ def save_tensors(
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     about = dict(metadata or {})
     with _replacing(path, mode) as temporary:
-        save_file(whole, temporary, {**about, _SEAL: _seal(whole, about)})
+        try:
+            save_file(whole, temporary, {**about, _SEAL: _seal(whole, about)})
+        except SafetensorError as error:  # a full disk is to look like one
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
