@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.core.errors import RunError
 
-DEATHS, RESTART_SECONDS = 15, 1.0  # how often a client is asked whose process is not there
+DEATHS, RESTART_SECONDS = 60, 1.0  # how often a client is asked whose process is not there
 
 
 class _GridProxy(Grid):

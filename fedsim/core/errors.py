@@ -11,6 +11,10 @@ class FedsimError(Exception):
 
     exit_code = 1
 
+    def __str__(self) -> str:
+        """One line, whatever it quotes."""
+        return " ".join(super().__str__().split())
+
 
 class SpecError(FedsimError):
     """A spec, an override or a parameter is not what it should be."""
