@@ -25,6 +25,7 @@ from fedsim.core.errors import RunError
 from fedsim.core.observation import list_observations, read_weights, weights_path
 from fedsim.core.spec import Spec
 from fedsim.core.store import UNFINISHED, Run, save_tensors
+from fedsim.jobs import Job
 from fedsim.scoring import COLUMNS
 from fedsim.server import read_checkpoint
 from fedsim.watch import Silent
@@ -359,6 +360,26 @@ def test_a_result_of_another_observation_is_made_again(tiny_run: Run, tmp_path: 
     shutil.copy(first, second)
     assert_same(resumed(run.root), tiny_run)
     assert "the observation is another now" in run.events()[0]["message"]
+
+
+@pytest.mark.parametrize("kind", ["half", "emptied", "garbage", "altered"])
+def test_a_damaged_notebook_starts_the_attack_afresh(kind: str, tmp_path: Path) -> None:
+    attack = "attacks=[{name: inverting_gradients, steps: 6, checkpoint_seconds: 0.0}]"
+    spec = small_spec(*TINY, attack, "audit.victims=1")
+    control = audit(spec, tmp_path / "control")
+
+    class StopsHalfway(Silent):
+        def progressed(self, job: Job, done: int, total: int, loss: float | None) -> None:
+            if done == 4:
+                raise KilledError
+
+    with pytest.raises(KilledError):
+        audit(spec, tmp_path / "run", watch=StopsHalfway())
+    pages = list((tmp_path / "run").rglob("*.unfinished*"))
+    assert pages
+    for page in pages:
+        DAMAGE[kind](page)
+    assert_same(resumed(tmp_path / "run"), control)
 
 
 def test_a_damaged_spec_is_one_sentence_and_the_spec_itself_mends_it(
