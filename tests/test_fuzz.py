@@ -31,7 +31,7 @@ from fedsim.scoring import check_canaries, failures
 from fedsim.server import read_checkpoint
 from tests.conftest import small_spec
 
-FEW, MANY = 120, 800  # inputs a loader
+FEW, MANY = 115, 750  # inputs a loader
 Check = Callable[[Any, Run], object]
 
 
@@ -364,6 +364,15 @@ FUZZED: dict[str, tuple[st.SearchStrategy[Any], Check]] = {
         override,
     ),
     "bench": (altered(BENCH), bench_tree),
+    "bench section": (
+        st.one_of(
+            altered(BENCH["bench"]).map(lambda section: {**BENCH, "bench": section}),
+            altered(BENCH["bench"]["defenses"][0]).map(
+                lambda axis: {**BENCH, "bench": {"defenses": [axis]}}
+            ),
+        ),
+        bench_tree,
+    ),
     "observation json": (edits(), observation_bytes("client-0000.json")),
     "observation tensors": (edits(), observation_bytes("client-0000.safetensors")),
     "observation weights": (edits(), observation_bytes("weights.safetensors")),

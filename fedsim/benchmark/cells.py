@@ -149,7 +149,9 @@ def _cells(bench: Bench) -> Iterator[Cell]:
     try:
         yield from bench.cells()
     except ValidationError as error:
-        raise SpecError(f"bench.defenses: {error.errors()[0]['msg']}.") from error
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SpecError(f"bench.defenses: a defense's '{where}': {first['msg']}.") from error
 
 
 def both_ways(attacks: Iterable[Component], components: Iterable[Component]) -> Iterator[Component]:
