@@ -144,7 +144,7 @@ def altered(draw: st.DrawFn, tree: Any) -> Any:
 
 TOKENS = [
     *(b"F32", b"F64", b"F16", b"BF16", b"I64", b"U8", b"BOOL", b"F8_E4M3", b"F8_E8M0", b"C64"),
-    *(b"F4", b"shape", b"dtype", b"data_offsets", b"__metadata__", b"about", b"seal", b"images"),
+    *(b"F4", b"shape", b"dtype", b"data_offsets", b"__metadata__", b"about", b"sealed", b"images"),
     *(b"labels", b"[3", b"[1", b"[0", b"[-1", b"[99999999999999999999", b"null", b"{", b"}", b'"'),
     *(b"0", b"1", b"9", b"true", b"NaN", b"1e999", b"\\ud800", b"\x80\x04\x95", b"PK\x03\x04"),
 ]

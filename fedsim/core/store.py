@@ -34,7 +34,7 @@ from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.spec import Spec, load_spec
 
 UNFINISHED = ".unfinished-write"  # how the name of a file ends that is being written
-_SEAL = "seal"
+_SEALED = "sealed"  # one entry for seal and metadata: several would be written in any order
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -84,7 +84,8 @@ def save_tensors(
     about = dict(metadata or {})
     with _replacing(path, mode) as temporary:
         try:
-            save_file(whole, temporary, {**about, _SEAL: _seal(whole, about)})
+            sealed = json.dumps([_seal(whole, about), about], sort_keys=True)
+            save_file(whole, temporary, {_SEALED: sealed})
         except SafetensorError as error:  # a full disk is to look like one
             number = re.search(r"os error (\d+)", str(error))
             if number is None:
@@ -101,8 +102,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             about = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        seal = about.pop(_SEAL, None)
-        intact = seal is None or seal == _seal(tensors, about)
+        intact = True
+        if _SEALED in about:
+            seal, about = json.loads(about[_SEALED])
+            intact = seal == _seal(tensors, about)
     except FileNotFoundError:
         raise
     except Exception as error:  # whatever a parser makes of bytes that mean nothing
