@@ -87,12 +87,10 @@ def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, 
         trail=trail,
     )
     images, labels, layout = distinct(drawn)
-    vault.write(round_, client, Truth(images, labels, layout, secret, trail.entries))
     state = trail.kept_back
     if spec.train.batchnorm == "local":
         state = state | batchnorm_buffers(model)
-    if state:
-        vault.write_state(round_, client, state)
+    vault.write(round_, client, Truth(images, labels, layout, secret, trail.entries), state)
     return update
 
 

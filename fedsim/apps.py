@@ -37,12 +37,13 @@ server = ServerApp()
 def serve(grid: Grid, context: Context) -> None:
     """Every round of the spec, captured."""
     plan = prepare(_spec(context))
-    run = Run.create(_output(context), plan.spec)
-    strategy = AdversarialStrategy(
-        create_strategy(plan.spec),
-        plan.spec,
-        run,
-        plan.public,
-        rounds=observed_rounds(plan.spec),
-    )
-    strategy.run_rounds(grid, plan.initial)
+    root = _output(context)
+    with Run(root).locked():
+        strategy = AdversarialStrategy(
+            create_strategy(plan.spec),
+            plan.spec,
+            Run.create(root, plan.spec, deployed=True),
+            plan.public,
+            rounds=observed_rounds(plan.spec),
+        )
+        strategy.run_rounds(grid, plan.initial)

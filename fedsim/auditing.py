@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ import pandas as pd
 
 from clients.shards import images_of
 from fedsim.budgets import budgets
-from fedsim.core.attack import Reconstruction
-from fedsim.core.errors import RunError
+from fedsim.core.errors import FedsimError, RunError
 from fedsim.core.metrics import SMALLEST, lpips_unavailable
 from fedsim.core.observation import address_of, is_finite, list_observations
 from fedsim.core.spec import Spec
-from fedsim.core.store import Run, write_json
+from fedsim.core.store import Run, read_json, write_json
 from fedsim.identification import identification_of
 from fedsim.jobs import Handout, Job
+from fedsim.mending import drop_unusable, mend
 from fedsim.oracles import secrets_of
 from fedsim.planning import (
     Plan,
@@ -36,7 +36,7 @@ from fedsim.planning import (
     prepare,
     victims,
 )
-from fedsim.scoring import failures, score_jobs
+from fedsim.scoring import failures, results_of, score_jobs
 from fedsim.server import AdversarialStrategy, create_strategy, read_checkpoint
 from fedsim.simulation import ray_session, run_federation
 from fedsim.statistics import compare, over_rounds, population
@@ -47,56 +47,61 @@ from fedsim.workers import InlinePool, Pool, RayPool
 
 def federate(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
     """`fedsim run`: the rounds and their observations, no attack."""
-    plan, run = _open(spec, root)
     watch = watch or Silent()
-    _note_skipped(run, spec)
-    if len(read_checkpoint(run)[0]) < spec.train.rounds:
-        strategy = _strategy(plan, run, watch)
-        with watch.running(spec.train.rounds, strategy.rounds_done), _engine(spec):
-            run_federation(spec, run, strategy, plan.initial)
-    _require_observations(run)
+    with _opened(spec, root) as (plan, run):
+        if len(read_checkpoint(run).rows) < spec.train.rounds:
+            strategy = _strategy(plan, run, watch)
+            with watch.running(spec.train.rounds, strategy.rounds_done), _engine(spec):
+                run_federation(spec, run, strategy, plan.initial)
+        _require_observations(run)
     return run
 
 
 def audit(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
     """`fedsim audit`: rounds, attacks beside them, scores, verdict, report."""
-    plan, run = _open(spec, root)
     watch = watch or Silent()
-    _note_skipped(run, spec)
     began = time.perf_counter()
-    waiting = set(victims(spec))
-    with _engine(spec):
-        pool = _pool(spec, run, watch)
-
-        def attack(round_: int, client: int) -> None:
-            # Once each: a round that was cut short left observations and is done again.
-            if (round_, client) in waiting:
-                waiting.remove((round_, client))
-                for job in jobs_of(run, spec, [(round_, client)]):
-                    pool.submit(after_lessons(run, spec, job))
-
-        def teach(round_: int) -> None:
-            for lesson in lessons_of(run, spec, [round_]):
-                pool.submit(lesson)
-
-        try:
-            for path in list_observations(run.observations):
-                if is_finite(path):
-                    attack(*address_of(path))
-            strategy = _strategy(plan, run, watch, on_observation=attack, on_committed=teach)
-            for round_ in range(1, strategy.rounds_done + 1):
-                if round_ in observed_rounds(spec):
-                    teach(round_)
-            with watch.running(spec.train.rounds, strategy.rounds_done):
-                if strategy.rounds_done < spec.train.rounds:
-                    run_federation(spec, run, strategy, plan.initial, afterwards=pool.drain)
-                else:
-                    pool.drain()
-        finally:
-            pool.close()
-    _require_observations(run)
-    conclude(run, seconds=time.perf_counter() - began, watch=watch)
+    with _opened(spec, root) as (plan, run):
+        with _engine(spec):
+            _attack(plan, run, watch)
+        _require_observations(run)
+        conclude(run, seconds=time.perf_counter() - began, watch=watch)
     return run
+
+
+def _attack(plan: Plan, run: Run, watch: Watch) -> None:
+    """The rounds that are missing, and beside them the attacks that are."""
+    spec = plan.spec
+    waiting = set(victims(spec))
+    pool = _pool(spec, run, watch)
+
+    def attack(round_: int, client: int) -> None:
+        if (round_, client) in waiting:
+            waiting.remove((round_, client))
+            for job in jobs_of(run, spec, [(round_, client)]):
+                drop_unusable(run, job)
+                pool.submit(after_lessons(run, spec, job))
+
+    def teach(round_: int) -> None:
+        for lesson in lessons_of(run, spec, [round_]):
+            pool.submit(lesson)
+
+    try:
+        strategy = _strategy(plan, run, watch, on_observation=attack, on_committed=teach)
+        for path in list_observations(run.observations):
+            # A round that was cut short left observations too, and is done again.
+            if address_of(path)[0] <= strategy.rounds_done and is_finite(path):
+                attack(*address_of(path))
+        for round_ in range(1, strategy.rounds_done + 1):
+            if round_ in observed_rounds(spec):
+                teach(round_)
+        with watch.running(spec.train.rounds, strategy.rounds_done):
+            if strategy.rounds_done < spec.train.rounds:
+                run_federation(spec, run, strategy, plan.initial, afterwards=pool.drain)
+            else:
+                pool.drain()
+    finally:
+        pool.close()
 
 
 def conclude(
@@ -162,11 +167,16 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
-def _open(spec: Spec, root: str | Path) -> tuple[Plan, Run]:
-    if Path(root).exists():
-        Run.create(root, spec)  # another spec's directory is refused before the slow checks
+@contextmanager
+def _opened(spec: Spec, root: str | Path) -> Iterator[tuple[Plan, Run]]:
+    """A run that nobody else works in, set right where it was damaged."""
+    Run(root).refuse_other(spec)  # before the slow checks
     plan = prepare(spec)
-    return plan, Run.create(root, spec)
+    with Run(root).locked():
+        run = Run.create(root, spec)
+        mend(run, spec)
+        _note_skipped(run, spec)
+        yield plan, run
 
 
 def _strategy(plan: Plan, run: Run, watch: Watch, **calls: Any) -> AdversarialStrategy:
@@ -211,17 +221,18 @@ def _note_skipped(run: Run, spec: Spec) -> None:
 def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:
     """What each attack read, over all its jobs."""
     read: dict[str, list[str]] = {}
-    for job in jobs:
-        if job.result.is_file():
-            own = read.setdefault(job.label, [])
-            own += [field for field in Reconstruction.load(job.result).ledger if field not in own]
+    for job, result in results_of(jobs):
+        own = read.setdefault(job.label, [])
+        own += [field for field in result.ledger if field not in own]
     for label, memory in memories(run, run.spec).items():  # what it learned from counts as well
         for lesson in sorted(memory.glob("lesson-????.json")):
             own = read.setdefault(label, [])
-            own += [f for f in json.loads(lesson.read_text())["ledger"] if f not in own]
+            own += [f for f in read_json(lesson)["ledger"] if f not in own]
     return read
 
 
 def _seconds_before(run: Run) -> float | None:
-    path = run.root / "summary.json"
-    return run.summary.get("seconds") if path.is_file() else None
+    try:
+        return run.summary.get("seconds")
+    except FedsimError:  # there is none yet, or it is damaged
+        return None

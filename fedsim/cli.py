@@ -212,7 +212,8 @@ def report(
     from fedsim.auditing import conclude
 
     run = Run.open(directory)
-    path = conclude(run, watch=_watch(False), redacted=redact)
+    with run.locked():
+        path = conclude(run, watch=_watch(False), redacted=redact)
     out.print(f"report: {path}", soft_wrap=True, highlight=False)
 
 

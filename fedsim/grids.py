@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from flwr.app import Context, Message, MessageType, RecordDict
@@ -16,6 +16,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.core.errors import RunError
+
+DEATHS, RESTART_SECONDS = 60, 1.0  # how often a client is asked whose process is not there
 
 
 class _GridProxy(Grid):
@@ -61,31 +63,59 @@ class Cohort(_GridProxy):
 
 
 class StreamingGrid(_GridProxy):
-    """A grid whose replies come one by one, as they arrive, instead of all at the end."""
+    """A grid whose replies come one by one, as they arrive, instead of all at the end.
 
-    def __init__(self, grid: Grid, stop: threading.Event):
+    A client whose process died is asked again once Ray has started another; ``revived`` is told
+    when it answers. One whose own code failed has answered.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        stop: threading.Event,
+        revived: Callable[[int, str], None] = lambda node, reason: None,
+    ):
         super().__init__(grid)
-        self.stop = stop
+        self.stop, self.revived = stop, revived
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        waiting = set(self.push_messages(messages))
+        messages = list(messages)
+        waiting = dict(zip(self.push_messages(messages), messages, strict=True))
         return self._replies(waiting, timeout)
 
-    def _replies(self, waiting: set[str], timeout: float | None) -> Iterator[Message]:
+    def _replies(self, waiting: dict[str, Message], timeout: float | None) -> Iterator[Message]:
         end = time.monotonic() + (timeout or float("inf"))
+        deaths: dict[int, list[str]] = {}
         while waiting and time.monotonic() < end:
             if self.stop.is_set():
                 raise RunError("the run was stopped.")
-            arrived = False
-            for reply in self.pull_messages(waiting):
+            arrived, dead = False, list[Message]()
+            for reply in self.pull_messages(list(waiting)):
                 arrived = True
-                waiting.discard(reply.metadata.reply_to_message_id)
+                asked = waiting.pop(reply.metadata.reply_to_message_id)
+                node = reply.metadata.src_node_id
+                if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN:
+                    deaths.setdefault(node, []).append(reason_of(reply.error.reason))
+                    if len(deaths[node]) < DEATHS:
+                        dead.append(asked)
+                        continue
+                elif node in deaths:
+                    self.revived(node, deaths[node][0])
                 yield reply
                 del reply
-            if waiting and not arrived:
+            if dead:
+                time.sleep(RESTART_SECONDS)
+                repeated = [_once_more(message) for message in dead]
+                waiting |= zip(self.push_messages(repeated), repeated, strict=True)
+            elif waiting and not arrived:
                 time.sleep(0.05)
+
+
+def _once_more(message: Message) -> Message:
+    about = message.metadata
+    return Message(message.content, dst_node_id=about.dst_node_id, message_type=about.message_type)
 
 
 class InlineGrid(Grid):

@@ -233,7 +233,7 @@ def perform(
     with sealed():
         result = attack.reconstruct(view, device=resolve_device(handout.device), progress=progress)
     result.seconds = time.perf_counter() - began
-    result.ledger = view.ledger
+    result.ledger, result.observation = view.ledger, observation.checksum
     _check(result, observation)
     return result
 

@@ -25,18 +25,18 @@ import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clients.shards import images_of
 from defenses import create_defenses
 from defenses.jigsaw import block_mask, rearrange, shuffled_order
 from defenses.mjp import Puzzle, coordinates
+from fedsim import server_state
 from fedsim.core.errors import RunError
 from fedsim.core.learning import Protocol
 from fedsim.core.models import VitParts, build_architecture, vit_parts
 from fedsim.core.spec import Spec
-from fedsim.core.store import Run, write_atomically, write_json
+from fedsim.core.store import Run, read_tensors, write_atomically, write_json
 
 RATIOS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 DIMENSIONS = (1, 2, 3, 4, 5, 6, 7)
@@ -172,7 +172,7 @@ def load_final_model(run: Run, file: Path | None = None) -> nn.Module:
     model = build_architecture(spec.model, image_size=spec.data.image_size, num_classes=classes)
     for defense in create_defenses(spec.defenses):
         model = defense.prepare_model(model)
-    model.load_state_dict(load_file(file))
+    model.load_state_dict(server_state.split(read_tensors(file)[0])[0])
     return model.eval()
 
 

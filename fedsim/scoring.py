@@ -8,8 +8,8 @@ nothing.
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,25 +17,26 @@ from typing import Any
 
 import pandas as pd
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from defenses import create_defenses
 from fedsim.core import metrics
 from fedsim.core.attack import Reconstruction
 from fedsim.core.device import resolve_device, threads
-from fedsim.core.errors import FedsimError
+from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.learning import Update, local_update, recall
 from fedsim.core.observation import Observation, observation_name, read_observation
 from fedsim.core.spec import Component
-from fedsim.core.store import Run, write_json
+from fedsim.core.store import Run, read_json, write_json
 from fedsim.core.vault import Truth, Vault
 from fedsim.identification import Gallery
 from fedsim.jobs import Job, announced_model
 
-Told = Callable[[int, int], None]  # jobs scored, of how many
-
 # Replays differ by rounding alone: about 1e-6 on a CPU, more after many local steps.
 CANARY_TOLERANCE = 1e-4
+
+_CANARIES, _FAILURE = TypeAdapter(dict[str, float]), TypeAdapter(dict[str, str])
 
 COLUMNS = [
     *("round", "client", "attack", "threat", "trial", "image"),
@@ -55,9 +56,7 @@ class Pictures:
     result: Reconstruction
 
 
-def score_jobs(
-    run: Run, jobs: list[Job], gallery: Gallery | None = None, told: Told = lambda done, of: None
-) -> pd.DataFrame:
+def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.DataFrame:
     """One row for each true image of each finished job, in the order of the jobs.
 
     Victim by victim, because what is known of a true picture (its features) serves every attack.
@@ -69,11 +68,24 @@ def score_jobs(
     for _, own in itertools.groupby(by_victim, key=lambda job: job.victim):
         yardstick: Yardstick | None = None
         for job in own:
-            if (pictures := load_pictures(run, job)) is not None:
+            try:
+                pictures = load_pictures(run, job)
+            except FedsimError as error:  # damaged: costs this job, not the others
+                where = {"round": job.round, "client": job.client}
+                run.note("not_scored", f"{job.name} is not scored: {error}", **where)
+                continue
+            if pictures is not None:
                 yardstick = yardstick or Yardstick.of(pictures.truth, gallery)
                 rows[job] = _rows(pictures, yardstick, threat, canaries.get(job.victim))
-            told(len(rows), len(jobs))
     return pd.DataFrame([row for job in jobs for row in rows.get(job, [])], columns=COLUMNS)
+
+
+def results_of(jobs: Iterable[Job]) -> Iterator[tuple[Job, Reconstruction]]:
+    """The finished jobs with what they found; one whose result is damaged is not finished."""
+    for job in jobs:
+        if job.result.is_file():
+            with suppress(RunError):
+                yield job, Reconstruction.load(job.result)
 
 
 def load_pictures(run: Run, job: Job) -> Pictures | None:
@@ -169,7 +181,7 @@ def _align_labels(truth: Tensor, recovered: Tensor | None) -> list[int | None]:
 def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]:
     """The relative error of each victim's replay; computed once and kept."""
     path = run.root / "canaries.json"
-    known: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
+    known = _known_canaries(path)
     vault, device = Vault(run.vault), resolve_device(run.spec.engine.device)
     for round_, client in victims:
         name = observation_name(round_, client)
@@ -191,6 +203,14 @@ def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]
             run.note("canary_failed", f"{name}: {reason}", round=round_, client=client)
     write_json(path, known)
     return known
+
+
+def _known_canaries(path: Path) -> dict[str, float]:
+    """What was found before; nothing where the file is damaged, for it is found again."""
+    try:
+        return _CANARIES.validate_python(read_json(path))
+    except (FileNotFoundError, DamagedError, ValidationError):
+        return {}
 
 
 def canary(
@@ -239,5 +259,9 @@ def failures(jobs: list[Job]) -> list[dict[str, str]]:
     found = []
     for job in jobs:
         if job.failure.is_file() and not job.result.is_file():
-            found.append(json.loads(Path(job.failure).read_text()))
+            try:
+                found.append(_FAILURE.validate_python(read_json(job.failure)))
+            except (DamagedError, ValidationError):
+                why = f"it failed, and '{job.failure}', which says why, is damaged"
+                found.append({"job": job.name, "attack": job.label, "kind": "fault", "reason": why})
     return found

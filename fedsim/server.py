@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flwr.serverapp.strategy as flower_strategies
 import pandas as pd
@@ -27,23 +27,23 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from safetensors import safe_open
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from defenses import create_defenses
+from fedsim import server_state
 from fedsim.core.defense import Defense
-from fedsim.core.errors import RunError, SpecError, did_you_mean
+from fedsim.core.errors import DamagedError, RunError, SpecError, did_you_mean
 from fedsim.core.learning import Update
-from fedsim.core.observation import (
-    Public,
-)
+from fedsim.core.observation import Public
 from fedsim.core.spec import Spec
-from fedsim.core.store import Run, save_tensors
+from fedsim.core.store import Run, read_tensors, save_tensors
 from fedsim.grids import Cohort, StreamingGrid, identify, reason_of
 from fedsim.recorder import Recorder
 from fedsim.spool import as_weights
 
 OnObservation = Callable[[int, int], None]  # round, client
+_ROWS = TypeAdapter(list[dict[str, int | float | None]])
 OnRound = Callable[[dict[str, Any]], None]
 
 
@@ -97,7 +97,7 @@ class AdversarialStrategy(Strategy):
         self.on_committed = on_committed
         self.stop = stop or threading.Event()
         self.secret = _secret(spec)
-        self.rows, self._arrays = read_checkpoint(run)
+        self.rows, self._arrays, self._restored = read_checkpoint(run)
         self._clients: dict[int, int] = {}  # node id -> client
         self._sent: dict[str, Tensor] = {}
         self._row: dict[str, Any] = {}
@@ -116,18 +116,14 @@ class AdversarialStrategy(Strategy):
         missing = self.spec.train.rounds - self.rounds_done
         if missing <= 0:
             return
-        streaming = StreamingGrid(grid, self.stop)
+        streaming = StreamingGrid(grid, self.stop, self._revived)
         self._clients = identify(streaming, self.spec.data.clients, self.spec.train.timeout)
-        if self.rows and self.spec.train.strategy != "FedAvg":
-            self.run.note(
-                "resumed",
-                f"the server state of {self.spec.train.strategy} started afresh after round "
-                f"{self.rounds_done}",
-            )
+        server_state.restore(self.inner, self._restored)
         try:
             self.start(
                 streaming,
-                ArrayRecord(self._arrays or initial),
+                # In the model's own order: strategies with a memory count their arrays.
+                ArrayRecord({name: self._arrays.get(name, initial[name]) for name in initial}),
                 num_rounds=missing,
                 timeout=self.spec.train.timeout,
             )
@@ -161,7 +157,7 @@ class AdversarialStrategy(Strategy):
             client = self._clients[reply.metadata.src_node_id]
             waiting.discard(client)
             if reply.has_error():
-                reason = reason_of(reply.error.reason)
+                reason = _reason(reply)
                 self._note("client_failed", client, f"client {client} failed: {reason}")
                 continue
             update = _update(reply.content, self.public)
@@ -254,7 +250,7 @@ class AdversarialStrategy(Strategy):
         for reply in replies:
             client = self._clients[reply.metadata.src_node_id]
             if reply.has_error():
-                reason = reason_of(reply.error.reason)
+                reason = _reason(reply)
                 self._note(
                     "evaluation_failed", client, f"client {client} could not evaluate: {reason}"
                 )
@@ -267,27 +263,33 @@ class AdversarialStrategy(Strategy):
         self._row["seconds"] = round(time.perf_counter() - self._since, 3)
         self.rows.append(self._row)
         self.recorder.commit(
-            partial(self._commit, list(self.rows), self._arrays, list(self._events))
+            partial(
+                self._commit,
+                Checkpoint(list(self.rows), self._arrays, server_state.held_by(self.inner)),
+                list(self._events),
+            )
         )
         self.on_round(self._row)
         return metrics
 
     # -- what is kept -----------------------------------------------------------------------
 
-    def _commit(
-        self,
-        rows: list[dict[str, Any]],
-        arrays: dict[str, Tensor],
-        events: list[tuple[str, int, str]],
-    ) -> None:
+    def _commit(self, checkpoint: Checkpoint, events: list[tuple[str, int, str]]) -> None:
+        round_ = checkpoint.rows[-1]["round"]
         for kind, client, message in events:
-            self.run.note(kind, message, round=rows[-1]["round"], client=client)
-        write_checkpoint(self.run, rows, arrays)
-        self.on_committed(rows[-1]["round"])
+            self.run.note(kind, message, round=round_, client=client)
+        write_checkpoint(self.run, checkpoint)
+        self.on_committed(round_)
 
     def _note(self, kind: str, client: int, message: str) -> None:
         """For the run's events, once the round is whole: one that is cut short is done again."""
         self._events.append((kind, client, message))
+
+    def _revived(self, node: int, reason: str) -> None:
+        if node in self._clients:
+            client = self._clients[node]
+            words = f"the process of client {client} died and was started again: {reason}"
+            self._note("client_revived", client, words)
 
     def _as_weights(self, reply: Message, source: Update | Path, kind: str) -> Message:
         """The reply as the wrapped strategy expects it: the client's new weights."""
@@ -314,27 +316,51 @@ def _added(total: dict[str, Tensor], tensors: dict[str, Tensor]) -> dict[str, Te
     return {n: total[n] + t if n in total else t.clone() for n, t in tensors.items()}
 
 
-def read_checkpoint(run: Run) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """The rows of the rounds done and the global model after them; empty for a new run."""
+class Checkpoint(NamedTuple):
+    """How far a run got: a row for every round done, the global model after them, and what the
+    wrapped strategy remembers of them."""
+
+    rows: list[dict[str, Any]]
+    arrays: dict[str, Tensor]
+    state: dict[str, Tensor]
+
+
+def read_checkpoint(run: Run) -> Checkpoint:
+    """How far a run got; nothing, for a new one."""
     if not run.checkpoint.is_file():
-        return [], {}
+        return Checkpoint([], {}, {})
     try:
-        with safe_open(run.checkpoint, framework="pt") as file:
-            rows = json.loads(file.metadata()["rounds"])
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:
+        tensors, metadata = read_tensors(run.checkpoint)
+        rows = _ROWS.validate_json(metadata["rounds"])
+        if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
+            raise DamagedError("its rounds are not counted.")
+    except (DamagedError, KeyError, ValidationError) as error:
         raise RunError(
-            f"'{run.checkpoint}' is damaged ({type(error).__name__}); delete the directory and "
-            f"run again."
+            f"'{run.checkpoint}' is damaged ({type(error).__name__}); go on with `fedsim audit "
+            f"--resume` and the rounds are done again."
         ) from error
-    return rows, arrays
+    arrays, remembered = server_state.split(tensors)
+    return Checkpoint(rows, arrays, remembered)
 
 
-def write_checkpoint(run: Run, rows: list[dict[str, Any]], arrays: dict[str, Tensor]) -> None:
+def write_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
     """Rounds and model in one file, so that they cannot disagree after a crash."""
-    save_tensors(run.checkpoint, arrays, {"rounds": json.dumps(rows)})
+    tensors = server_state.joined(checkpoint.arrays, checkpoint.state)
+    save_tensors(run.checkpoint, tensors, {"rounds": json.dumps(checkpoint.rows)})
+    write_rounds(run, checkpoint.rows)
+
+
+def write_rounds(run: Run, rows: list[dict[str, Any]]) -> None:
     columns = ["round", "clients", "failed", "train_loss", "test_loss", "test_accuracy"]
     run.write_table("rounds", pd.DataFrame(rows, columns=[*columns, "bytes", "seconds"]))
+
+
+def _reason(reply: Message) -> str:
+    """Why a client failed; where the vault did, it was not the client."""
+    reason = reason_of(reply.error.reason)
+    if "the vault" in reason:  # of an error in another process, its words are all that arrives
+        raise RunError(reason)
+    return reason
 
 
 def _update(content: RecordDict, public: Public) -> Update:

@@ -62,7 +62,7 @@ def summarise(
 
 
 def _no_result(label: str, ledger: list[str], reasons: list[str]) -> dict[str, Any]:
-    why = reasons[0] if reasons else "none of its victims was observed."
+    why = reasons[0] if reasons else "none of its victims was observed and could be scored."
     words = f"{label} gave no result: {why}"
     return {"attack": label, "verdict": "NO RESULT", "images": 0, "ledger": ledger, "words": words}
 

@@ -114,3 +114,18 @@ class OnLabel(Defense):
         return replace(
             update, tensors={n: torch.full_like(t, float("nan")) for n, t in update.tensors.items()}
         )
+
+
+@dataclass(frozen=True)
+class KillsItsClient(Defense):
+    """Kills the client's process by signal once; the second try works."""
+
+    marker: str
+
+    def protect_batch(
+        self, images: Tensor, labels: Tensor, model: nn.Module, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        if not Path(self.marker).exists():
+            Path(self.marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return images, labels

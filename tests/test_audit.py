@@ -236,8 +236,12 @@ def test_an_attack_that_goes_for_the_vault_gets_nothing(tmp_path: Path) -> None:
     assert "tried to open the vault" in run.summary["verdicts"][0]["words"]
 
 
-def test_a_damaged_observation_costs_its_own_jobs_only(small_run: Run, tmp_path: Path) -> None:
+def test_an_observation_of_clients_elsewhere_cannot_be_made_again_and_costs_its_own_jobs_only(
+    small_run: Run, tmp_path: Path
+) -> None:
     run = Run(shutil.copytree(small_run.root, tmp_path / "run"))
+    about = json.loads((run.root / "run.json").read_text())
+    (run.root / "run.json").write_text(json.dumps({**about, "deployed": True}))
     shutil.rmtree(run.reconstructions)
     (run.root / "canaries.json").unlink()
     damaged = list_observations(run.observations)[0].with_suffix(".safetensors")

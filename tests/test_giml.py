@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -70,6 +72,19 @@ def test_an_audit_learns_after_every_round_and_attacks_at_the_end(run: Run) -> N
     verdict = next(v for v in run.summary["verdicts"] if v["attack"] == "giml")
     assert "traffic" in verdict["ledger"]
     assert (memory / "samples.png").is_file()
+
+
+@pytest.mark.parametrize("file", ["lesson-0002.json", "state.safetensors"])
+def test_a_damaged_memory_is_learned_again(file: str, run: Run, tmp_path: Path) -> None:
+    again = Run(shutil.copytree(run.root, tmp_path / "run"))
+    shutil.rmtree(again.reconstructions / "giml")
+    damaged = memory_of(again) / file
+    damaged.write_bytes(damaged.read_bytes()[:40])
+    audit(again.spec, again.root)
+    same = ["attack", "client", "psnr", "ssim", "loss"]
+    pd.testing.assert_frame_equal(again.scores[same], run.scores[same])
+    (told,) = [e["message"] for e in again.events() if e["kind"] == "mended"]
+    assert "is learned again" in told
 
 
 def test_searching_what_was_learned_counts_as_reading_the_traffic(run: Run) -> None:

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from fedsim.core.errors import ModelError, SpecError
+from fedsim.core.errors import DamagedError, ModelError, SpecError
 from fedsim.core.registry import find
 from fedsim.core.spec import GeneratorSpec
-from fedsim.core.store import save_tensors
+from fedsim.core.store import read_tensors, save_tensors
 
 GENERATORS: dict[str, str] = {
     "dcgan": "attacks.generators.dcgan:Dcgan",
@@ -150,13 +149,11 @@ def generate(generator: nn.Module, latents: Tensor, labels: Tensor | None = None
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
-            return tensors, json.loads(metadata.get("generator", "{}"))
+        tensors, metadata = read_tensors(path)
+        return tensors, json.loads(metadata.get("generator", "{}"))
     except FileNotFoundError:
         raise ModelError(f"there is no generator file '{path}'.") from None
-    except (SafetensorError, ValueError, OSError) as error:
+    except (DamagedError, ValueError) as error:
         raise ModelError(
             f"'{path}' is no generator file: not a safetensors checkpoint ({type(error).__name__})."
         ) from error

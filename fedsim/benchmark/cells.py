@@ -132,11 +132,26 @@ def load_bench(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     bench = Bench(load_spec(content), section)
     if bench.spec.defenses:
         raise SpecError("a bench lists its defenses under bench.defenses, not under defenses.")
-    for cell in bench.cells():
+    for part, changes in section.utility.items():
+        if not isinstance(getattr(bench.spec, part, None), BaseModel):
+            raise SpecError(f"bench.utility: '{part}' is no section of a spec.")
+        if not isinstance(changes, dict):
+            raise SpecError(f"bench.utility.{part}: list what differs there, as in a spec.")
+    for cell in _cells(bench):
         create_defenses(list(cell.components))
         bench.attacked(cell)
         bench.trained(cell)
     return bench
+
+
+def _cells(bench: Bench) -> Iterator[Cell]:
+    """The cells of a bench that was not checked yet."""
+    try:
+        yield from bench.cells()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SpecError(f"bench.defenses: a defense's '{where}': {first['msg']}.") from error
 
 
 def both_ways(attacks: Iterable[Component], components: Iterable[Component]) -> Iterator[Component]:

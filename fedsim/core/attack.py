@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
-from safetensors import safe_open
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from fedsim.core.errors import RunError
+from fedsim.core.errors import DamagedError, RunError
 from fedsim.core.knowledge import Traffic, View
-from fedsim.core.store import save_tensors, write_json
+from fedsim.core.store import read_tensors, save_tensors, write_json
 
 
 class Progress(Protocol):
@@ -43,6 +44,7 @@ class Reconstruction:
     ledger: list[str] = field(default_factory=list)
     seconds: float = 0.0
     film: dict[int, Tensor] = field(default_factory=dict)
+    observation: str = ""  # the checksum of what it was made from
 
     def save(self, path: Path) -> None:
         tensors = {"images": self.images.detach().cpu().float().contiguous()}
@@ -56,24 +58,50 @@ class Reconstruction:
             "notes": self.notes,
             "ledger": self.ledger,
             "seconds": self.seconds,
+            "observation": self.observation,
         }
         save_tensors(path, tensors, {"about": json.dumps(about)})
 
     @classmethod
     def load(cls, path: Path) -> Reconstruction:
         try:
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                about = json.loads(file.metadata()["about"])
-        except Exception as error:
+            tensors, metadata = read_tensors(path)
+            about = _About.model_validate_json(metadata["about"])
+            images, labels = tensors["images"], tensors.get("labels")
+            if images.ndim != 4 or not images.is_floating_point():
+                raise DamagedError("its images are none.")
+            if labels is not None and (labels.ndim != 1 or labels.dtype != torch.long):
+                raise DamagedError("its labels are none.")
+            film = _film(tensors)
+        except (DamagedError, OSError, KeyError, ValidationError) as error:
             raise RunError(
                 f"the reconstruction '{path}' is damaged ({type(error).__name__}); "
-                f"delete it and run again with --resume."
+                f"go on with `fedsim audit --resume` and it is made again."
             ) from error
-        steps = sorted(int(name.removeprefix("film.")) for name in tensors if "film." in name)
-        film = {step: tensors[f"film.{step}"].float() / 255 for step in steps}
-        about["trace"] = [(int(step), float(loss)) for step, loss in about["trace"]]
-        return cls(images=tensors["images"], labels=tensors.get("labels"), film=film, **about)
+        return cls(images=images, labels=labels, film=film, **about.model_dump())
+
+
+def _film(tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """The frames among a file's tensors, by step."""
+    frames = {}
+    for name, tensor in tensors.items():
+        prefix, _, step = name.partition(".")
+        if prefix == "film":
+            if not step.isdecimal() or tensor.ndim != 4:
+                raise DamagedError("its film is none.")
+            frames[int(step)] = tensor.float() / 255
+    return dict(sorted(frames.items()))
+
+
+class _About(BaseModel):
+    """What a file says beside the images."""
+
+    loss: float | None
+    trace: list[tuple[int, float]]
+    notes: list[str]
+    ledger: list[str]
+    seconds: float
+    observation: str = ""
 
 
 @runtime_checkable

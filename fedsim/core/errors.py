@@ -11,6 +11,10 @@ class FedsimError(Exception):
 
     exit_code = 1
 
+    def __str__(self) -> str:
+        """One line, whatever it quotes."""
+        return " ".join(super().__str__().split())
+
 
 class SpecError(FedsimError):
     """A spec, an override or a parameter is not what it should be."""
@@ -40,6 +44,14 @@ class NotGranted(FedsimError):  # noqa: N818 - a word of the design
 
 class RunError(FedsimError):
     """A run directory cannot be used as asked."""
+
+
+class VaultError(RunError):
+    """The vault cannot be written or read: trouble of the testbed, never a client's failure."""
+
+
+class DamagedError(FedsimError):
+    """A file is not what was written: cut short, overwritten or altered."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

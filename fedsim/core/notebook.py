@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedsim.core.store import save_tensors
+from fedsim.core.errors import DamagedError
+from fedsim.core.store import read_tensors, save_tensors
 
 Page = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -36,10 +36,9 @@ class Notebook:
         if not self.path.is_file():
             return None
         try:
-            with safe_open(self.path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return tensors, json.loads(file.metadata()["about"])
-        except (SafetensorError, KeyError, TypeError, ValueError):
+            tensors, metadata = read_tensors(self.path)
+            return tensors, json.loads(metadata["about"])
+        except (DamagedError, KeyError, ValueError, RecursionError):
             self.damaged = True
             self.clear()
             return None

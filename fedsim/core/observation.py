@@ -7,21 +7,18 @@ protocol makes public, with checksums; written last, so it says that the rest is
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import torch
-import xxhash
-from safetensors.torch import load_file
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
-from fedsim.core.errors import ObservationError
+from fedsim.core.errors import DamagedError, ObservationError
 from fedsim.core.learning import Protocol, Update
-from fedsim.core.spec import Spec
-from fedsim.core.store import save_tensors, write_json
+from fedsim.core.spec import Component, ModelSpec, Positive, Spec
+from fedsim.core.store import checksum, read_json, read_tensors, save_tensors, write_json
 
 FORMAT = 1
 _UPDATE, _BUFFER = "update/", "buffer/"
@@ -63,6 +60,7 @@ class Observation:
     weights: dict[str, Tensor]  # the state dict sent: parameters and buffers
     update: Update
     public: Public
+    checksum: str = ""  # of what came back; a result says by it what it was made from
 
     @property
     def name(self) -> str:
@@ -90,7 +88,7 @@ def address_of(path: Path) -> tuple[int, int]:
 
 def write_weights(root: Path, round_: int, weights: Mapping[str, Tensor]) -> None:
     """What the server sends in this round, kept once for all its clients."""
-    path = root / f"round-{round_:04d}" / "weights.safetensors"
+    path = weights_path(root, round_)
     save_tensors(path, weights)
     write_json(path.with_suffix(".json"), {"format": FORMAT, "checksum": checksum(weights)})
 
@@ -115,32 +113,65 @@ def write_observation(root: Path, round_: int, client: int, update: Update, publ
     write_json(path.with_suffix(".json"), about)
 
 
+class _About(BaseModel):
+    """What the JSON of an observation must hold to be one."""
+
+    round: Positive
+    client: Annotated[int, Field(ge=0)]
+    kind: Literal["gradient", "delta"]
+    num_examples: Annotated[int, Field(ge=0)]
+    loss: float
+    checksum: str
+    architecture: ModelSpec
+    num_classes: Positive
+    image_size: Positive
+    batch_size: Positive
+    local_steps: Positive | None
+    local_epochs: Positive | None
+    protocol: Protocol
+    defenses: list[Component]
+
+
 def read_observation(path: Path) -> Observation:
     """Load an observation by its ``.json`` or ``.safetensors`` path; damage is an error."""
-    about = _read_about(path.with_suffix(".json"))
-    try:
-        public = dict(about)
-        fields = {key: public[key] for key in Public.__dataclass_fields__}
-        protocol = dict(fields["protocol"])
-        protocol["mean"], protocol["std"] = tuple(protocol["mean"]), tuple(protocol["std"])
-        fields["protocol"] = Protocol(**protocol)
-        round_, client = int(about["round"]), int(about["client"])
-        kind, examples, loss = about["kind"], int(about["num_examples"]), float(about["loss"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ObservationError(
-            f"the observation '{path}' is damaged: its JSON lacks {error}."
-        ) from error
-    tensors = _read_tensors(path.with_suffix(".safetensors"), about)
-    weights_path = path.parent / "weights.safetensors"
-    weights = _read_tensors(weights_path, _read_about(weights_path.with_suffix(".json")))
+    about, public, tensors = _read(path)
     update = Update(
-        kind=kind,
+        kind=about.kind,
         tensors={n[len(_UPDATE) :]: t for n, t in tensors.items() if n.startswith(_UPDATE)},
         buffers={n[len(_BUFFER) :]: t for n, t in tensors.items() if n.startswith(_BUFFER)},
-        num_examples=examples,
-        loss=loss,
+        num_examples=about.num_examples,
+        loss=about.loss,
     )
-    return Observation(round_, client, weights, update, Public(**fields))
+    weights = read_weights(path.parent / "weights.safetensors")
+    return Observation(about.round, about.client, weights, update, public, about.checksum)
+
+
+def check_observation(path: Path) -> None:
+    """Raise where an observation is missing or damaged, the weights it shares left aside."""
+    _read(path)
+
+
+def _read(path: Path) -> tuple[_About, Public, dict[str, Tensor]]:
+    raw = _read_about(path.with_suffix(".json"))
+    try:
+        about = _About.model_validate(raw)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ObservationError(
+            f"the observation '{path}' is damaged: its JSON lacks a valid '{where}'."
+        ) from error
+    fields = {key: raw[key] for key in Public.__dataclass_fields__}
+    public = Public(**{**fields, "protocol": about.protocol})
+    return about, public, _read_tensors(path.with_suffix(".safetensors"), raw)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """What the server sent in a round; damage is an error."""
+    return _read_tensors(path, _read_about(path.with_suffix(".json")))
+
+
+def weights_path(root: Path, round_: int) -> Path:
+    return root / f"round-{round_:04d}" / "weights.safetensors"
 
 
 def list_observations(root: Path) -> list[Path]:
@@ -156,23 +187,21 @@ def is_finite(path: Path) -> bool:
         return True
 
 
-def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """XXH3 of names and numbers: finds damage, which is all it is for, at memory speed."""
-    total = xxhash.xxh3_64()
-    for name in sorted(tensors):
-        total.update(name.encode())
-        numbers = tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8)
-        total.update(numbers.numpy().data)
-    return total.hexdigest()
+def recorded_checksum(path: Path) -> str | None:
+    """What the JSON of an observation says of its tensors; None where it cannot be read."""
+    try:
+        return _read_about(path).get("checksum")
+    except ObservationError:
+        return None
 
 
 def _read_about(path: Path) -> dict[str, Any]:
     try:
-        about = json.loads(path.read_text())
+        about = read_json(path)
     except FileNotFoundError:
         raise ObservationError(f"there is no observation '{path}'.") from None
-    except (OSError, ValueError) as error:
-        raise ObservationError(f"the observation '{path}' is damaged: not JSON.") from error
+    except DamagedError as error:
+        raise ObservationError(f"the observation {error}") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise ObservationError(f"the observation '{path}' has a format this version cannot read.")
     return about
@@ -180,11 +209,11 @@ def _read_about(path: Path) -> dict[str, Any]:
 
 def _read_tensors(path: Path, about: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
-        tensors = load_file(path)
+        tensors, _ = read_tensors(path)
     except FileNotFoundError:
         raise ObservationError(f"the observation '{path}' is missing.") from None
-    except Exception as error:
-        raise ObservationError(f"the observation '{path}' is damaged: {error}.") from error
+    except DamagedError as error:
+        raise ObservationError(f"the observation {error}") from error
     if checksum(tensors) != about.get("checksum"):
         raise ObservationError(
             f"the observation '{path}' is damaged: its checksum is not the recorded one."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,8 +29,10 @@ def find(kind: str, table: Mapping[str, str], name: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise SpecError(f"the {kind} '{name}' cannot be imported: {error}.") from error
+    except Exception as error:  # a module of an author's may fail in any way
+        raise SpecError(
+            f"the {kind} '{name}' cannot be imported: {type(error).__name__}: {error}."
+        ) from error
 
 
 def resolve(kind: str, table: Mapping[str, str], name: str) -> type:
@@ -56,6 +59,5 @@ def build(kind: str, table: Mapping[str, str], name: str, params: Mapping[str, A
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "its parameters"
-        raise SpecError(
-            f"the {kind} '{name}': {where}: {first['msg']} (got {first.get('input')!r})."
-        ) from error
+        got = reprlib.repr(first.get("input"))
+        raise SpecError(f"the {kind} '{name}': {where}: {first['msg']} (got {got}).") from error

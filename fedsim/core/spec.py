@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -228,9 +230,16 @@ def load_spec(source: str | Path | Mapping[str, Any], overrides: Iterable[str] =
     where = "the spec" if isinstance(source, Mapping) else str(source)
     content = read_content(source, overrides)
     try:
-        return _absolute(Spec.model_validate(content))
+        spec = _absolute(Spec.model_validate(content))
     except ValidationError as error:
         raise SpecError(f"{where}: {_explain(error)}") from error
+    except RecursionError as error:
+        raise SpecError(f"{where}: it is nested too deeply.") from error
+    try:
+        spec.digest()  # what cannot be written down cannot be resumed
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{where}: a value in it is none that YAML can hold.") from error
+    return spec
 
 
 def read_content(
@@ -247,7 +256,7 @@ def _absolute(spec: Spec) -> Spec:
     """Paths are meant from here, but read by other processes and by later runs."""
 
     def fixed(path: str | None) -> str | None:
-        return path and str(Path(path).expanduser().absolute())
+        return path and str(Path(os.path.expanduser(path)).absolute())
 
     data = spec.data.model_copy(update={"path": fixed(spec.data.path)})
     model = spec.model.model_copy(update={"checkpoint": fixed(spec.model.checkpoint)})
@@ -268,11 +277,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SpecError(f"there is no spec file '{path}'.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise SpecError(f"{path}: cannot be read as text: {error}.") from error
     try:
         content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except Exception as error:  # the parser has more ways to fail than errors of its own
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
         raise SpecError(f"{path}: not valid YAML{line}.") from error
@@ -291,7 +300,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
         raise SpecError(f"'{override}' is not an override; write key.sub=value.")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except Exception as error:  # the parser has more ways to fail than errors of its own
         raise SpecError(f"override '{key}': '{text}' is not valid YAML.") from error
     node = content
     for part in parts[:-1]:
@@ -326,7 +335,7 @@ def _explain(error: ValidationError) -> str:
         word = first["input"] if isinstance(first["input"], str) else ""
         hint = did_you_mean(word, [a.strip(" '") for a in allowed.replace(" or ", ",").split(",")])
         message = f"must be one of {allowed}{hint}"
-    return f"{key}: {message}, not {first['input']!r}.{more}"
+    return f"{key}: {message}, not {reprlib.repr(first['input'])}.{more}"
 
 
 def _keys_at(location: Iterable[Any]) -> list[str]:

@@ -1,15 +1,21 @@
 """Run: a directory that holds everything an experiment made. Every file is written atomically.
 
-spec.yaml run.json rounds.csv events.jsonl checkpoint.safetensors
+spec.yaml run.json run.lock rounds.csv events.jsonl checkpoint.safetensors
 observations/ vault/ reconstructions/ learned/ canaries.json
 scores.csv scores.parquet summary.json report.html
+
+Tensors go with a seal, a hash of all that is in their file, so that damage is found when they are
+read back. One process works in a run at a time.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -19,11 +25,17 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsim.core.errors import RunError
+from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.spec import Spec, load_spec
+
+UNFINISHED = ".unfinished-write"  # how the name of a file ends that is being written
+_SEALED = "sealed"  # one entry for seal and metadata: several would be written in any order
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -36,7 +48,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 def _replacing(path: Path, mode: int) -> Iterator[Path]:
     """A temporary file beside ``path`` that becomes it when all went well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -52,16 +64,73 @@ def write_json(path: Path, content: Any, mode: int = 0o644) -> None:
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode(), mode)
 
 
+def read_json(path: Path) -> Any:
+    """What `write_json` wrote; damage is an error."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedError(f"'{path}' is damaged: not JSON.") from error
+
+
 def save_tensors(
     path: Path,
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, str] | None = None,
     mode: int = 0o644,
 ) -> None:
-    """Write tensors as safetensors, atomically."""
+    """Write tensors as safetensors, atomically and sealed."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    about = dict(metadata or {})
     with _replacing(path, mode) as temporary:
-        save_file(whole, temporary, dict(metadata) if metadata else None)
+        try:
+            sealed = json.dumps([_seal(whole, about), about], sort_keys=True)
+            save_file(whole, temporary, {_SEALED: sealed})
+        except SafetensorError as error:  # a full disk is to look like one
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What `save_tensors` wrote, tensors and metadata; damage is an error.
+
+    A file of others, without a seal, is taken as it is.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        intact = True
+        if _SEALED in about:
+            seal, about = json.loads(about[_SEALED])
+            intact = seal == _seal(tensors, about)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # whatever a parser makes of bytes that mean nothing
+        raise DamagedError(f"'{path}' is damaged ({type(error).__name__}).") from error
+    if not intact:
+        raise DamagedError(f"'{path}' is damaged: its seal is broken.")
+    return tensors, about
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """XXH3 of names and numbers: finds damage, which is all it is for, at memory speed."""
+    total = xxhash.xxh3_64()
+    for name in sorted(tensors):
+        total.update(name.encode())
+        numbers = tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8)
+        total.update(numbers.numpy().data)
+    return total.hexdigest()
+
+
+def _seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Of everything in a file: types and shapes and metadata beside the numbers."""
+    forms = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()}
+    rest = json.dumps([forms, dict(metadata)], sort_keys=True)
+    return checksum(tensors) + xxhash.xxh3_64_hexdigest(rest.encode())
 
 
 class Run:
@@ -71,34 +140,110 @@ class Run:
         self.root = Path(root)
 
     @classmethod
-    def create(cls, root: str | Path, spec: Spec) -> Run:
-        """A new run, or the same one again: another spec's directory is refused."""
+    def create(cls, root: str | Path, spec: Spec, *, deployed: bool = False) -> Run:
+        """A new run, or the same one again: another spec's directory is refused.
+
+        ``deployed`` says that its clients are not simulated: what they did is not done again.
+        """
         run = cls(root)
-        if run.spec_path.exists():
-            held = run.spec.digest()
-            if held != spec.digest():
-                raise RunError(
-                    f"'{root}' already holds a run of another spec ({held}, not "
-                    f"{spec.digest()}); choose another directory or delete it."
-                )
-            return run
-        if run.root.exists() and not run.root.is_dir():
-            raise RunError(f"'{root}' is a file, not a directory.")
-        if run.root.is_dir() and any(run.root.iterdir()):
-            raise RunError(f"'{root}' is not empty and holds no run; choose another directory.")
+        run.refuse_other(spec)
         try:
-            write_atomically(run.spec_path, spec.to_yaml().encode())
+            if not run.spec_path.is_file() or not run._spec_is_whole():
+                write_atomically(run.spec_path, spec.to_yaml().encode())
+            if run._recorded_digest() is None:
+                about = {"started": time.time(), "digest": spec.digest(), "deployed": deployed}
+                write_json(run._about, about)
         except OSError as error:
             raise RunError(f"'{root}' cannot be written: {error.strerror}.") from error
-        write_json(run.root / "run.json", {"started": time.time(), "digest": spec.digest()})
         return run
 
     @classmethod
     def open(cls, root: str | Path) -> Run:
         run = cls(root)
-        if not run.spec_path.is_file():
+        if not run.spec_path.is_file() and run._recorded_digest() is None:
             raise RunError(f"'{root}' holds no run (there is no spec.yaml in it).")
+        if not run._spec_is_whole():
+            raise RunError(
+                f"'{run.spec_path}' is missing, damaged or not the one that the run began with; "
+                f"give that again: fedsim audit SPEC -o {root}."
+            )
         return run
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone in the directory. The system lets go of the lock when its process ends, however."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.root / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RunError(f"'{self.root}' cannot be written: {error.strerror}.") from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    owner = os.read(handle, 20).decode(errors="replace").strip()
+                    raise RunError(
+                        f"another process ({owner}) is at work in '{self.root}'; wait until it "
+                        f"is done, or stop it."
+                    ) from None
+                # Otherwise a file system that has no locks: then nobody can be kept out.
+            os.truncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
+            yield
+        finally:
+            os.close(handle)
+
+    def refuse_other(self, spec: Spec) -> None:
+        """Raise where the directory holds something else than a run of this spec."""
+        held = self._held_digest()
+        if held is not None and held != spec.digest():
+            raise RunError(
+                f"'{self.root}' already holds a run of another spec ({held}, not "
+                f"{spec.digest()}); choose another directory or delete it."
+            )
+        if held is not None:
+            return
+        if self.root.exists() and not self.root.is_dir():
+            raise RunError(f"'{self.root}' is a file, not a directory.")
+        if self.root.is_dir() and any(not _of_no_account(path) for path in self.root.iterdir()):
+            raise RunError(
+                f"'{self.root}' is not empty and holds no run; choose another directory."
+            )
+
+    def _held_digest(self) -> str | None:
+        """The digest of the spec that the directory is of, None where it holds no run."""
+        recorded = self._recorded_digest()
+        if recorded is None and self.spec_path.is_file():
+            return self.spec.digest()
+        return recorded
+
+    def _recorded_digest(self) -> str | None:
+        digest = self._recorded().get("digest")
+        return digest if isinstance(digest, str) else None
+
+    @property
+    def deployed(self) -> bool:
+        """Whether its clients ran elsewhere, under Flower's own launcher."""
+        return bool(self._recorded().get("deployed"))
+
+    def _recorded(self) -> dict[str, Any]:
+        try:
+            about = read_json(self._about)
+        except (FileNotFoundError, DamagedError):
+            return {}
+        return about if isinstance(about, dict) else {}
+
+    def _spec_is_whole(self) -> bool:
+        """Half a spec can be a spec, of another experiment: the digest tells."""
+        try:
+            return self._recorded_digest() in (None, self.spec.digest())
+        except FedsimError:
+            return False
+
+    @property
+    def _about(self) -> Path:
+        return self.root / "run.json"
 
     @property
     def spec_path(self) -> Path:
@@ -148,7 +293,7 @@ class Run:
         path = self.root / "summary.json"
         if not path.is_file():
             raise RunError(f"'{self.root}' has no summary yet; run `fedsim audit --resume` on it.")
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = read_json(path)
         return content
 
     def events(self) -> list[dict[str, Any]]:
@@ -156,7 +301,13 @@ class Run:
         path = self.root / "events.jsonl"
         if not path.is_file():
             return []
-        return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        lines = path.read_text(errors="replace").splitlines()
+        events = [_event(line) for line in lines if line.strip()]
+        kept = [event for event in events if event is not None]
+        if len(kept) < len(events):
+            lost = f"lines of events.jsonl were damaged and are lost: {len(events) - len(kept)}"
+            kept.append({"kind": "events_lost", "message": lost})
+        return kept
 
     def note(self, kind: str, message: str, **where: Any) -> None:
         """Append to the run's events, once each."""
@@ -177,7 +328,12 @@ class Run:
         path = self.root / name
         if not path.is_file():
             raise RunError(f"'{self.root}' has no {name} yet.")
-        return pd.read_csv(path)
+        try:
+            return pd.read_csv(path)
+        except ValueError as error:
+            raise DamagedError(
+                f"'{path}' is damaged; run `fedsim audit --resume {self.root}`."
+            ) from error
 
     def images(self, attack: str, round_: int, client: int, trial: int = 0) -> Tensor:
         """What an attack made of one update, (B, 3, H, W) in [0, 1], in the attack's own order."""
@@ -206,3 +362,18 @@ class Run:
             f"<p><b>Run</b> <code>{escape(str(self.root))}</code>, report: "
             f"<code>{escape(str(self.report))}</code></p><table>{rows}</table>"
         )
+
+
+def _of_no_account(path: Path) -> bool:
+    """What a process that was killed at its very beginning leaves behind."""
+    return path.name == "run.lock" or path.name.endswith(UNFINISHED)
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """One line of the events, None where it is damaged."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    told = isinstance(event, dict) and {"kind", "message"} <= event.keys()
+    return event if told else None

@@ -7,18 +7,19 @@ Images, labels and the client's seeds, in a directory only its owner can enter. 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from fedsim.core.errors import NotGranted, RunError
+from fedsim.core.errors import DamagedError, NotGranted, VaultError
 from fedsim.core.knowledge import is_sealed
 from fedsim.core.learning import Batch
 from fedsim.core.observation import observation_name
-from fedsim.core.store import save_tensors
+from fedsim.core.store import read_tensors, save_tensors
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Truth:
     batches: list[list[int]]
     defense_seed: int
     trail: list[dict[str, str]]  # what each defense changed, as digests
+    stateful: bool = False  # whether the client kept a state of its own
 
     def replay(self) -> list[Batch]:
         """The batches as the client saw them."""
@@ -46,43 +48,48 @@ class Vault:
     def __init__(self, root: Path):
         self.root = root
 
-    def write(self, round_: int, client: int, truth: Truth) -> None:
-        self._shut()
+    def write(
+        self, round_: int, client: int, truth: Truth, state: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Keep a client's truth, and its own state after the round: BatchNorm statistics it does
+        not share, and what its defenses keep back."""
         about = {
             "batches": truth.batches,
             "defense_seed": truth.defense_seed,
             "trail": truth.trail,
+            "stateful": bool(state),
         }
-        save_tensors(
-            self._truth_path(round_, client),
-            {"images": truth.images, "labels": truth.labels},
-            {"about": json.dumps(about)},
-            mode=0o600,
-        )
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.root.chmod(0o700)
+            if state:
+                save_tensors(self._state_path(round_, client), state, mode=0o600)
+            save_tensors(
+                self._truth_path(round_, client),
+                {"images": truth.images, "labels": truth.labels},
+                {"about": json.dumps(about)},
+                mode=0o600,
+            )
+        except OSError as error:
+            raise VaultError(f"the vault cannot be written: {error.strerror}.") from error
 
     def read(self, round_: int, client: int) -> Truth:
         if is_sealed():
             raise NotGranted("an attack tried to open the vault.")
         path = self._truth_path(round_, client)
         try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads(file.metadata()["about"])
-                return Truth(file.get_tensor("images"), file.get_tensor("labels"), **about)
+            tensors, metadata = read_tensors(path)
+            about = _About.model_validate_json(metadata["about"])
+            images, labels = tensors["images"], tensors["labels"]
         except FileNotFoundError:
-            raise RunError(
+            raise VaultError(
                 f"the vault has no truth for {observation_name(round_, client)}."
             ) from None
-        except Exception as error:
-            raise RunError(
-                f"the vault's '{path}' is damaged ({type(error).__name__}); this client's "
-                f"reconstructions cannot be scored."
-            ) from error
-
-    def write_state(self, round_: int, client: int, state: dict[str, Tensor]) -> None:
-        """A client's own state after a round: BatchNorm statistics it does not share, and what its
-        defenses keep back."""
-        self._shut()
-        save_tensors(self._state_path(round_, client), state, mode=0o600)
+        except (DamagedError, KeyError, ValidationError) as error:
+            raise VaultError(self._damaged(path, type(error).__name__)) from error
+        if not _fits(images, labels, about):
+            raise VaultError(self._damaged(path, "its batches do not fit its images"))
+        return Truth(images, labels, about.batches, about.defense_seed, about.trail, about.stateful)
 
     def read_state(self, before_round: int, client: int) -> dict[str, Tensor]:
         """The client's newest state from before a round; empty at its first."""
@@ -91,9 +98,26 @@ class Vault:
         for round_ in range(before_round - 1, 0, -1):
             path = self._state_path(round_, client)
             if path.is_file():
-                with safe_open(path, framework="pt") as file:
-                    return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                try:
+                    return read_tensors(path)[0]
+                except DamagedError as error:
+                    raise VaultError(self._damaged(path, type(error).__name__)) from error
         return {}
+
+    def check(self, round_: int, client: int) -> None:
+        """Raise where what a client left in a round is missing or damaged."""
+        if self.read(round_, client).stateful:
+            path = self._state_path(round_, client)
+            if not path.is_file():
+                raise VaultError(f"the vault's '{path}' is missing.")
+            self.read_state(round_ + 1, client)
+
+    @staticmethod
+    def _damaged(path: Path, how: str) -> str:
+        return (
+            f"the vault's '{path}' is damaged ({how}); go on with `fedsim audit --resume` and its "
+            f"round is done again."
+        )
 
     def _truth_path(self, round_: int, client: int) -> Path:
         return self.root / f"{observation_name(round_, client)}.safetensors"
@@ -101,9 +125,26 @@ class Vault:
     def _state_path(self, round_: int, client: int) -> Path:
         return self.root / f"{observation_name(round_, client)}.state.safetensors"
 
-    def _shut(self) -> None:
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.root.chmod(0o700)
+
+class _About(BaseModel):
+    """What a file says beside images and labels."""
+
+    batches: list[list[int]]
+    defense_seed: int
+    trail: list[dict[str, str]]
+    stateful: bool = False
+
+
+def _fits(images: Tensor, labels: Tensor, about: _About) -> bool:
+    rows = [row for batch in about.batches for row in batch]
+    return (
+        images.ndim == 4
+        and images.is_floating_point()
+        and labels.dtype == torch.long
+        and labels.shape == images.shape[:1]
+        and all(0 <= row < len(images) for row in rows)
+        and 0 <= about.defense_seed < 2**63
+    )
 
 
 def distinct(batches: list[tuple[list[int], Batch]]) -> tuple[Tensor, Tensor, list[list[int]]]:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import RunError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by
 from fedsim.core.spec import Component, Spec
 from fedsim.core.store import Run
 from fedsim.jobs import Job
 from fedsim.report.words import count, decibel
+from fedsim.scoring import results_of
 from fedsim.statistics import KEYS
 from fedsim.verdict import ABOVE_BASELINE_DB, BASELINE, RECOVERED_DB
 
@@ -276,10 +276,7 @@ def traces_and_notes(jobs: list[Job]) -> tuple[dict[str, list[Trace]], dict[str,
     traces: dict[str, list[Trace]] = {}
     said: dict[str, dict[str, list[str]]] = {}
     finished: Counter[str] = Counter()
-    for job in jobs:
-        if not job.result.is_file():
-            continue
-        result = Reconstruction.load(job.result)
+    for job, result in results_of(jobs):
         finished[job.label] += 1
         if len(result.trace) > 1:
             traces.setdefault(job.label, []).append(result.trace)

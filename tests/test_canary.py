@@ -1,0 +1,143 @@
+"""The canary, shown faults: clients that do not follow the protocol the server announced. An attack
+that fails on them has shown nothing, and the verdict must say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+import clients.app
+from clients.app import ClientSide
+from fedsim.auditing import audit
+from fedsim.core.learning import Update
+from fedsim.core.spec import Spec
+from fedsim.core.store import Run
+from fedsim.scoring import CANARY_TOLERANCE
+from tests.conftest import small_spec
+
+WEAK = "attacks=[{name: inverting_gradients, steps: 2}]"  # so that no picture comes back
+VIT = (
+    "model.options={patch_size: 8, depth: 1, embed_dim: 48, num_heads: 2}",
+    "train={rounds: 1, clients_per_round: 2, evaluate: false}",
+)
+TWO_ROUNDS = (*VIT, "train.rounds=2", "audit.rounds=[2]")
+SEVERAL_STEPS = (
+    VIT[0],
+    "train={rounds: 1, clients_per_round: 2, upload: delta, local_steps: 2, evaluate: false}",
+)
+CNN = (
+    "model={name: resnet18, options: {layers: [1, 1, 1, 1], channels: [8, 8, 8, 8]}}",
+    "train={rounds: 1, clients_per_round: 2, batch_size: 4, evaluate: false}",
+)
+
+
+@pytest.fixture(scope="module")
+def control(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], Run]:
+    """The same federation with honest clients; once for each."""
+    return cache(
+        lambda words: audit(small_spec(WEAK, *words), tmp_path_factory.mktemp("run") / "x")
+    )
+
+
+@contextmanager
+def clients_of(*differences: str) -> Iterator[None]:
+    """Clients that follow another spec than the server's."""
+
+    def side(spec: Spec, vault: Path) -> ClientSide:
+        return ClientSide(small_spec(WEAK, *differences), vault)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedsim.simulation.ClientSide", side)
+        yield
+
+
+@contextmanager
+def stale_clients() -> Iterator[None]:
+    """Clients that train on what the server sent a round ago."""
+    train, sent = clients.app.train_client, dict[int, dict[str, Tensor]]()
+
+    def late(side: ClientSide, round_: int, client: int, weights: dict[str, Tensor]) -> Update:
+        sent.setdefault(round_, weights)
+        return train(side, round_, client, sent.get(round_ - 1, weights))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clients.app, "train_client", late)
+        yield
+
+
+def verdict(run: Run) -> dict:
+    return run.summary["verdicts"][0]
+
+
+def assert_misspecified(run: Run, honest: Run) -> None:
+    assert verdict(honest)["verdict"] in ("NOT RECOVERED", "PARTIAL")
+    assert verdict(honest)["canary"]["ok"]
+    assert verdict(run)["verdict"] == "MIS-SPECIFIED"
+    assert verdict(run)["canary"]["worst"] > 10 * CANARY_TOLERANCE
+    assert "say nothing about safety" in verdict(run)["words"]
+    assert "No conclusion" in run.report.read_text()
+
+
+FAULTS = {
+    "dropout left on": (VIT, ("model.options.proj_drop_rate=0.1",)),
+    "BatchNorm in train mode on one side": (CNN, ("train.mode=eval",)),
+    "another normalisation": (VIT, ("data.mean=[0.485, 0.456, 0.406]",)),
+    "a learning rate mis-declared": (SEVERAL_STEPS, ("train.lr=0.06",)),
+    "a defense that was not declared": (
+        VIT,
+        ("defenses=[{name: gaussian_noise, std: 0.01, relative: true}]",),
+    ),
+    "momentum that was not announced": (SEVERAL_STEPS, ("train.momentum=0.1",)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_canary_catches(
+    fault: str, control: Callable[[tuple[str, ...]], Run], tmp_path: Path
+) -> None:
+    federation, differences = FAULTS[fault]
+    with clients_of(*federation, *differences):
+        run = audit(small_spec(WEAK, *federation), tmp_path / "run")
+    assert_misspecified(run, control(federation))
+
+
+def test_the_canary_catches_a_stale_global_model(
+    control: Callable[[tuple[str, ...]], Run], tmp_path: Path
+) -> None:
+    with stale_clients():
+        run = audit(small_spec(WEAK, *TWO_ROUNDS), tmp_path / "run")
+    assert_misspecified(run, control(TWO_ROUNDS))
+
+
+def test_one_client_that_strays_among_honest_ones_is_enough(
+    control: Callable[[tuple[str, ...]], Run], tmp_path: Path
+) -> None:
+    """The first client of round one alone trains on other weights."""
+    train, spec = clients.app.train_client, small_spec(WEAK, *VIT)
+    stray = spec.cohort(1)[0]
+
+    def strays(side: ClientSide, round_: int, client: int, weights: dict[str, Tensor]) -> Update:
+        if (round_, client) == (1, stray):
+            weights = {name: 1.01 * tensor for name, tensor in weights.items()}
+        return train(side, round_, client, weights)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clients.app, "train_client", strays)
+        run = audit(spec, tmp_path / "run")
+    assert_misspecified(run, control(VIT))
+    caught = run.scores.query(f"canary > {CANARY_TOLERANCE}")
+    assert set(zip(caught["round"], caught["client"], strict=True)) == {(1, stray)}
+
+
+def test_clients_that_say_what_they_do_pass(tmp_path: Path) -> None:
+    """What the faults change is no fault where it is announced."""
+    for number, (federation, differences) in enumerate(FAULTS.values()):
+        if "drop" in differences[0]:
+            continue  # its mask is the client's own coin, which nobody can announce
+        run = audit(small_spec(WEAK, *federation, *differences), tmp_path / str(number))
+        assert verdict(run)["canary"]["ok"], differences
