@@ -29,7 +29,7 @@ from fedsim.core.prior_networks import load_prior
 from fedsim.core.spec import DataSpec, PriorSpec, Spec
 from fedsim.core.store import save_tensors
 
-SMALL, LARGE = 64, 128  # pixels a side that the network sees, of pictures up to 64 and above
+SMALL, LARGE = 64, 96  # pixels a side that the network sees, of pictures up to 64 and above
 CHUNK = 32
 GALLERY_SEED = 23
 FEWEST = 10  # candidates; fewer say nothing
@@ -61,6 +61,14 @@ class FeatureSpace:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """A victim's own pictures, as a gallery sees them."""
+
+    features: Tensor  # (B, D)
+    same: Tensor  # (B, G): which of the gallery are these very pictures
+
+
+@dataclass(frozen=True)
 class Gallery:
     """Candidates other than the victim's own picture."""
 
@@ -71,18 +79,17 @@ class Gallery:
     def __len__(self) -> int:
         return len(self.digests)
 
-    def identified(self, truth: Tensor, guess: Tensor, own: Tensor | None = None) -> list[int]:
-        """1 where the nearest of all candidates to a reconstruction is its own picture.
+    def wanted(self, truth: Tensor) -> Wanted:
+        """What is to be told from the gallery; computed once for all attacks on a victim."""
+        known = [_digest(picture) for picture in truth]
+        same = [[digest == other for other in self.digests] for digest in known]
+        return Wanted(self.space(truth), torch.tensor(same).view(len(truth), len(self)))
 
-        ``own``: the features of ``truth``, where the caller has them already.
-        """
-        own = self.space(truth) if own is None else own
+    def identified(self, wanted: Wanted, guess: Tensor) -> list[int]:
+        """1 where the nearest of all candidates to a reconstruction is its own picture."""
         found = self.space(guess)
-        near = found @ self.features.T
-        for row, picture in enumerate(truth):
-            digest = _digest(picture)
-            near[row, [i for i, other in enumerate(self.digests) if other == digest]] = -2.0
-        hits = (found * own).sum(1) > near.max(1).values
+        others = (found @ self.features.T).masked_fill(wanted.same, -2.0)
+        hits = (found * wanted.features).sum(1) > others.max(1).values
         return [int(hit) for hit in hits]
 
 

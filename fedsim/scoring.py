@@ -30,7 +30,7 @@ from fedsim.core.observation import Observation, observation_name, read_observat
 from fedsim.core.spec import Component
 from fedsim.core.store import Run, read_json, write_json
 from fedsim.core.vault import Truth, Vault
-from fedsim.identification import Gallery
+from fedsim.identification import Gallery, Wanted
 from fedsim.jobs import Job, announced_model
 
 # Replays differ by rounding alone: about 1e-6 on a CPU, more after many local steps.
@@ -107,7 +107,7 @@ class Yardstick:
     truth: Tensor
     perceptual: metrics.LpipsFeatures | None
     gallery: Gallery | None
-    features: Tensor | None  # in the gallery's space
+    wanted: Wanted | None  # in the gallery's eyes
 
     @classmethod
     def of(cls, truth: Tensor, gallery: Gallery | None) -> Yardstick:
@@ -116,7 +116,7 @@ class Yardstick:
             truth,
             metrics.lpips_features(truth) if fits else None,
             gallery,
-            gallery.space(truth) if gallery is not None else None,
+            gallery.wanted(truth) if gallery is not None else None,
         )
 
     def measure(self, guess: Tensor) -> dict[str, list[Any]]:
@@ -135,8 +135,8 @@ class Yardstick:
         if self.perceptual is not None:
             seen = metrics.lpips_features(guess)
             columns["lpips"] = metrics.lpips_between(self.perceptual, seen).tolist()
-        if self.gallery is not None:
-            columns["identified"] = self.gallery.identified(self.truth, guess, self.features)
+        if self.gallery is not None and self.wanted is not None:
+            columns["identified"] = self.gallery.identified(self.wanted, guess)
         return columns
 
 

@@ -6,7 +6,9 @@ on. Needs the package ``tensorboard`` (``pip install fedsim[tensorboard]``).
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,18 @@ class Events:
     """Writes events, and tells ``inner`` the same."""
 
     def __init__(self, inner: Watch, root: str | Path):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
+        if find_spec("tensorboard") is None:
             raise FedsimError(
                 "TensorBoard events need the package tensorboard: pip install fedsim[tensorboard]."
-            ) from error
-        self.inner = inner
-        self.writer = SummaryWriter(str(Path(root) / "tensorboard"))
+            )
+        self.inner, self.folder = inner, Path(root) / "tensorboard"
+
+    @functools.cached_property
+    def writer(self) -> Any:
+        """Made at the first event: a run wants its directory empty when it begins."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self.folder))
 
     def running(self, rounds: int, done: int) -> AbstractContextManager[None]:
         return self.inner.running(rounds, done)

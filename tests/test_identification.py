@@ -27,24 +27,26 @@ def truths(count: int = 6) -> torch.Tensor:
 
 def test_an_exact_copy_is_identified_even_where_the_gallery_holds_it(gallery: Gallery) -> None:
     own = truths()
-    assert gallery.identified(own, own) == [1] * len(own)
+    assert gallery.identified(gallery.wanted(own), own) == [1] * len(own)
     whole = identification_of(load_spec({}, ["data.image_size=32", "audit.gallery=512"])).gallery
     assert whole is not None
     assert len(whole) == 512  # every training picture, the victims' among them
-    assert whole.identified(own, own) == [1] * len(own)
+    assert whole.identified(whole.wanted(own), own) == [1] * len(own)
 
 
 def test_another_picture_is_not_identified(gallery: Gallery) -> None:
     own = truths()
-    assert gallery.identified(own, own.roll(1, 0)) == [0] * len(own)
+    assert gallery.identified(gallery.wanted(own), own.roll(1, 0)) == [0] * len(own)
     flat = torch.full_like(own, 0.5)
-    assert sum(gallery.identified(own, flat)) <= 1
+    assert sum(gallery.identified(gallery.wanted(own), flat)) <= 1
 
 
 def test_a_good_reconstruction_is_identified(gallery: Gallery) -> None:
     own = truths()
     noisy = own + 0.02 * torch.randn(own.shape, generator=torch.Generator().manual_seed(0))
-    assert sum(gallery.identified(own, noisy.clamp(0, 1))) >= 4  # chance: 1 in 81 each
+    assert (
+        sum(gallery.identified(gallery.wanted(own), noisy.clamp(0, 1))) >= 4
+    )  # chance: 1 in 81 each
 
 
 def test_without_the_prior_network_pixels_are_the_named_fallback(
@@ -58,8 +60,8 @@ def test_without_the_prior_network_pixels_are_the_named_fallback(
     assert space.name == "pixels"
     own = truths()
     small = Gallery(space, space(own[1:]), tuple("abcde"))
-    assert small.identified(own[:1], own[:1]) == [1]
-    assert small.identified(own[:1], own[1:2]) == [0]
+    assert small.identified(small.wanted(own[:1]), own[:1]) == [1]
+    assert small.identified(small.wanted(own[:1]), own[1:2]) == [0]
     assert identification.feature_space("pixels").name == "pixels"
 
 
