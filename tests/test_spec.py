@@ -39,6 +39,8 @@ def test_a_saved_spec_loads_as_the_same_spec(tmp_path: Path) -> None:
 def test_where_it_runs_is_not_what_it_is() -> None:
     assert load_spec({}).digest() == load_spec({}, ["engine.kind=inline", "name=other"]).digest()
     assert load_spec({}).digest() != load_spec({}, ["seed=1"]).digest()
+    assert load_spec({}).digest() == load_spec({}, ["train.rounds=1"]).digest()  # the default
+    assert load_spec({}).digest() != load_spec({}, ["train.rounds=2"]).digest()
 
 
 @pytest.mark.parametrize(

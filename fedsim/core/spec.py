@@ -220,8 +220,9 @@ class Spec(_Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     def digest(self) -> str:
-        """A short hash of what the experiment *is*: where it runs does not count."""
-        content = self.model_dump(mode="json", exclude={"engine", "name"})
+        """A short hash of what the experiment *is*: where it runs does not count, and neither does
+        what is at its default, so that a run can still be opened when specs have grown a key."""
+        content = self.model_dump(mode="json", exclude={"engine", "name"}, exclude_defaults=True)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -157,10 +157,11 @@ def over_rounds(rows: list[dict[str, Any]]) -> Markup | None:
     _name(axes, "mean PSNR, dB" + ("; right: accuracy of the model sent, %" if accuracy else ""))
     if accuracy:
         beside = axes.twinx()
-        beside.plot(*zip(*accuracy, strict=True), "s-", color=LINE, ms=4, lw=2, zorder=0)
+        beside.plot(*zip(*accuracy, strict=True), "s:", color=MUTED, ms=4, lw=1, zorder=0)
         beside.set_ylim(0, 100)
         beside.tick_params(length=3, labelcolor=MUTED, color=LINE)
         beside.spines[["top", "left"]].set_visible(False)
+        beside.spines["right"].set_color(LINE)
         beside.grid(visible=False)
     axes.legend(frameon=False, labelcolor=MUTED, fontsize=10)
     return _svg(figure, f"Leakage over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(told)}")
