@@ -1,0 +1,48 @@
+"""The command line. `running` has the commands that do something, `looking` those that only look,
+`fetching` those that bring what is missing; `shared` is what they have in common."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from fedsim.cli import fetching, looking, running
+from fedsim.cli.shared import err
+from fedsim.core.errors import FedsimError
+
+app = typer.Typer(
+    help="Audit what a federated-learning server could see of its clients' pictures.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for part in (running, looking, fetching):
+    app.add_typer(part.app)
+
+
+def main() -> NoReturn:
+    """The console script: a user's mistake is one sentence, never a traceback."""
+    try:
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        err.print("stopped.")
+        sys.exit(130)
+    except FedsimError as error:
+        err.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        err.print(f"[bold red]error:[/] {error.strerror or error}{where}.", soft_wrap=True)
+        sys.exit(1)
+    except Exception as error:
+        import click
+
+        if isinstance(error, click.ClickException):
+            error.show()
+            sys.exit(error.exit_code)
+        raise

@@ -1,0 +1,5 @@
+"""`python -m fedsim.cli`."""
+
+from fedsim.cli import main
+
+main()

@@ -1,0 +1,135 @@
+"""What the commands share: their options, where a run goes, how results are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedsim import default_output
+from fedsim.core.errors import SpecError
+from fedsim.core.spec import Component, Spec, load_spec
+from fedsim.core.store import Run
+
+if TYPE_CHECKING:
+    from fedsim.linting import Lint
+
+out, err = Console(), Console(stderr=True)
+
+SpecArgument = Annotated[
+    str | None, typer.Argument(metavar="[SPEC]", help="A YAML file; without one, the defaults.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. train.rounds=5")
+]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="The run's directory.")]
+Resume = Annotated[
+    Path | None, typer.Option("--resume", help="Do what is missing in this run directory.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, no bars.")]
+
+FAULTY = 3  # done, but some jobs crashed or met damaged files
+
+
+def target(
+    spec: str | None, overrides: list[str] | None, output: Path | None, resume: Path | None
+) -> tuple[Spec, Path]:
+    """The spec to run and the directory to run it in."""
+    if resume is not None:
+        if spec or overrides or output:
+            raise SpecError("--resume takes the directory alone: its spec is in there.")
+        return Run.open(resume).spec, resume
+    checked = checked_spec(spec, overrides)
+    return checked, output or default_output(checked)
+
+
+def checked_spec(spec: str | None, overrides: list[str] | None) -> Spec:
+    """The spec; its file may be left out before the overrides."""
+    changes = list(overrides or [])
+    if spec and "=" in spec and not Path(spec).is_file():
+        changes, spec = [spec, *changes], None
+    return load_spec(spec or {}, changes)
+
+
+def component_of(name: str, params: list[str]) -> Component:
+    return Component.model_validate({**values_of(params), "name": name})
+
+
+def values_of(params: list[str]) -> dict[str, Any]:
+    import yaml
+
+    values: dict[str, Any] = {}
+    for param in params:
+        key, equals, text = param.partition("=")
+        if not equals:
+            raise SpecError(f"'{param}' is not a parameter; write key=value.")
+        values[key] = yaml.safe_load(text)
+    return values
+
+
+def watch_for(as_json: bool) -> Any:
+    from fedsim.watch import Bars, Silent
+
+    return Silent() if as_json else Bars(err)
+
+
+class resumable:  # noqa: N801 - reads as the statement it is
+    """Ctrl-C inside says how to go on, and ends the process with every file whole."""
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or not issubclass(kind, KeyboardInterrupt):
+            return
+        err.print(f"stopped; go on with: fedsim audit --resume {self.root}", soft_wrap=True)
+        import ray
+
+        ray.shutdown()
+        sys.stderr.flush()
+        os._exit(130)  # the runtime's threads would wait for rounds that will not come
+
+
+def tell_verdicts(summary: dict[str, Any]) -> None:
+    colours = {"LEAKS": "red", "PARTIAL": "yellow", "MIS-SPECIFIED": "magenta"}
+    for entry in summary["verdicts"]:
+        colour = colours.get(entry["verdict"], "cyan")
+        out.print(f"[bold {colour}]{entry['verdict']}[/] {entry['words']}", highlight=False)
+    tell_events(summary["events"])
+    for job in summary["failed_jobs"]:
+        if job["kind"] != "declined":
+            err.print(f"[yellow]failed:[/] {job['job']}: {job['reason']}", highlight=False)
+
+
+def tell_findings(result: Lint) -> None:
+    colours = {"certain": "red", "likely": "yellow", "note": "cyan"}
+    table = Table("", "rule", "why, and what would remove it", box=None, padding=(0, 2, 1, 0))
+    for finding in result.findings:
+        colour = colours[finding.severity]
+        words = escape(finding.reason)
+        if finding.remedy:
+            words += f"\n[green]{escape(' '.join(map(quoted, finding.remedy)))}[/]"
+        table.add_row(f"[bold {colour}]{finding.severity}[/]", f"[bold]{finding.rule}[/]", words)
+    if result.findings:
+        out.print(table, highlight=False)
+    counts: list[str] = [f.severity for f in result.findings]
+    told = ", ".join(f"{counts.count(severity)} {severity}" for severity in colours)
+    out.print(f"{told}. No finding is no promise: see docs/lint.md.", highlight=False)
+
+
+def quoted(override: str) -> str:
+    return f'"{override}"' if " " in override else override
+
+
+def tell_events(events: list[dict[str, Any]]) -> None:
+    for event in events:
+        where = f"round {event['round']}: " if "round" in event else ""
+        err.print(f"[yellow]note:[/] {where}{event['message']}", highlight=False)
