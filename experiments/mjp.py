@@ -87,10 +87,9 @@ def print_variants(table: pd.DataFrame) -> None:
         cells = []
         for measure in measures:
             values = own.set_index("seed")[measure]
-            cells += [
-                f"{values.mean():.1f}",
-                f"{interval((values - plain[measure]).to_numpy(), 1)}",
-            ]
+            digits = 2 if measure == "diff-norm" else 1
+            apart = interval((values - plain[measure]).to_numpy(), digits)
+            cells += [f"{values.mean():.{digits}f}", apart]
         print(f"| {name} | {' | '.join(cells)} |")
 
 
