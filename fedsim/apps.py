@@ -1,25 +1,31 @@
 """The two apps of ``[tool.flwr.app]``, for Flower's own launcher: rounds and observations.
 
-Their spec and output directory come from Flower's run config. Attack afterwards with
-``fedsim audit --resume OUTPUT``.
+Their spec and output directory come from Flower's run config, a SuperNode's own spec and vault
+from its node config. With ``attack`` in the run config, the server attacks what it captured once
+the rounds are done; scoring is for whoever has the vaults (``fedsim score``).
 """
 
 from __future__ import annotations
 
+from logging import ERROR
 from pathlib import Path
 
 from flwr.app import Context
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from clients.app import ClientSide, make_client_app
+from fedsim.auditing import attack_captured
+from fedsim.core.errors import FedsimError
 from fedsim.core.spec import Spec, load_spec
 from fedsim.core.store import Run
+from fedsim.deployment import TOLD
 from fedsim.planning import observed_rounds, prepare
 from fedsim.server import AdversarialStrategy, create_strategy
 
 
 def _spec(context: Context) -> Spec:
-    path = Path(str(context.run_config["spec"]))
+    path = Path(str(context.node_config.get("spec") or context.run_config["spec"]))
     if not path.is_file():  # Flower runs an app from a folder of its own
         path = Path(__file__).parent.parent / path
     return load_spec(path)
@@ -29,13 +35,26 @@ def _output(context: Context) -> Path:
     return Path(str(context.run_config["output"])).absolute()
 
 
-client = make_client_app(lambda context: ClientSide(_spec(context), _output(context) / "vault"))
+def _side(context: Context) -> ClientSide:
+    own = context.node_config.get("vault")
+    return ClientSide(_spec(context), Path(str(own)) if own else _output(context) / "vault")
+
+
+client = make_client_app(_side)
 server = ServerApp()
 
 
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     """Every round of the spec, captured."""
+    try:
+        _serve(grid, context)
+    except FedsimError as error:  # Flower tells of it as a traceback; whoever reads wants the words
+        log(ERROR, "%s%s", TOLD, error)
+        raise
+
+
+def _serve(grid: Grid, context: Context) -> None:
     plan = prepare(_spec(context))
     root = _output(context)
     with Run(root).locked():
@@ -47,3 +66,5 @@ def serve(grid: Grid, context: Context) -> None:
             rounds=observed_rounds(plan.spec),
         )
         strategy.run_rounds(grid, plan.initial)
+    if context.run_config.get("attack"):
+        attack_captured(root)

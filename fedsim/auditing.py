@@ -50,6 +50,7 @@ def federate(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run
     watch = watch or Silent()
     with _opened(spec, root) as (plan, run):
         if len(read_checkpoint(run).rows) < spec.train.rounds:
+            _refuse_to_simulate(run)
             strategy = _strategy(plan, run, watch)
             with watch.running(spec.train.rounds, strategy.rounds_done), _engine(spec):
                 run_federation(spec, run, strategy, plan.initial)
@@ -66,6 +67,16 @@ def audit(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
             _attack(plan, run, watch)
         _require_observations(run)
         conclude(run, seconds=time.perf_counter() - began, watch=watch)
+    return run
+
+
+def attack_captured(root: str | Path, *, watch: Watch | None = None) -> Run:
+    """The attacks on what a server captured, and no score: that takes the clients' vaults."""
+    spec = Run.open(root).spec
+    with _opened(spec, root) as (plan, run):
+        with _engine(spec):
+            _attack(plan, run, watch or Silent())
+        _require_observations(run)
     return run
 
 
@@ -97,6 +108,7 @@ def _attack(plan: Plan, run: Run, watch: Watch) -> None:
                 teach(round_)
         with watch.running(spec.train.rounds, strategy.rounds_done):
             if strategy.rounds_done < spec.train.rounds:
+                _refuse_to_simulate(run)
                 run_federation(spec, run, strategy, plan.initial, afterwards=pool.drain)
             else:
                 pool.drain()
@@ -114,6 +126,11 @@ def conclude(
     """Scores, summary and report from what the run directory holds; the report's path."""
     from fedsim.report import write_report
 
+    if run.deployed and not run.vault.is_dir():
+        raise RunError(
+            f"the truth of '{run.root}' is with its clients; gather their vaults: fedsim score "
+            f"{run.root} --vault DIR --vault DIR."
+        )
     spec = run.spec
     jobs = jobs_of(run, spec, victims(spec))
     with (watch or Silent()).scoring():
@@ -200,6 +217,14 @@ def _pool(spec: Spec, run: Run, watch: Watch) -> Pool:
     handout = Handout(spec.threat, spec.seed, spec.engine.device, load_surrogate(spec))
     kind = RayPool if spec.engine.kind == "ray" else InlinePool
     return kind(spec, handout, watch, secrets_of(spec, run))
+
+
+def _refuse_to_simulate(run: Run) -> None:
+    if run.deployed:
+        raise RunError(
+            f"'{run.root}' is of clients elsewhere and some of its rounds are missing; go on with "
+            f"the `fedsim deploy` that began it."
+        )
 
 
 def _require_observations(run: Run) -> None:

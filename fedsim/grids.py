@@ -197,12 +197,24 @@ def identify(grid: Grid, clients: int, timeout: float) -> dict[int, int]:
             raise RunError(f"a client cannot start: {reason_of(reply.error.reason)}")
         metrics = next(iter(reply.content.metric_records.values()))
         found[reply.metadata.src_node_id] = int(metrics["partition-id"])  # type: ignore[arg-type]
-    if sorted(found.values()) != list(range(clients)):
-        raise RunError(
-            f"the nodes say they are clients {sorted(found.values())}; expected each of 0 to "
-            f"{clients - 1} once."
-        )
+    _check_partitions(sorted(found.values()), clients)
     return found
+
+
+def _check_partitions(said: list[int], clients: int) -> None:
+    """Every client once: who is twice here would be attacked as two."""
+    for one in said:
+        if not 0 <= one < clients:
+            raise RunError(
+                f"a node says it is client {one}, and there are clients 0 to {clients - 1} only; "
+                f"correct its partition-id."
+            )
+        if said.count(one) > 1:
+            raise RunError(f"two nodes say they are client {one}; correct one's partition-id.")
+    if said != list(range(clients)):
+        raise RunError(
+            f"the nodes say they are clients {said}; expected each of 0 to {clients - 1} once."
+        )
 
 
 def reason_of(text: str | None) -> str:

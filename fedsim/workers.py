@@ -13,6 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,11 +21,12 @@ import ray
 
 from fedsim.core.attack import Lesson, Progress, Reconstruction
 from fedsim.core.device import threads
-from fedsim.core.errors import AttackError, FedsimError
+from fedsim.core.errors import AttackError, FedsimError, RunError
 from fedsim.core.spec import Spec
 from fedsim.core.store import write_json
 from fedsim.jobs import AnyJob, Handout, Job, Secrets, work
-from fedsim.simulation import ATTACK_RESOURCE
+from fedsim.parcels import Returned, Stamp, keep, pack, reads, sees, stamps, work_on
+from fedsim.simulation import ATTACK_RESOURCE, own_version, refuse_version, worker_gpus
 
 
 class Watcher(Protocol):
@@ -125,6 +127,8 @@ class Pool(ABC):
             except FedsimError as error:  # the attack's last word: no retry would help
                 kind, reason = _kind(error), str(error)
                 break
+            except _LostError:  # the worker's fate, not yet the job's
+                raise
             except Exception as error:
                 reason = _crash(error)
             else:
@@ -139,8 +143,6 @@ def _kind(error: FedsimError) -> str:
 
 
 def _crash(error: Exception) -> str:
-    if isinstance(error, ray.exceptions.RayActorError):
-        return "the attack worker died"
     cause = getattr(error, "cause", None) or error
     first = (str(cause).strip() or type(cause).__name__).splitlines()[0]
     return f"{type(cause).__name__}: {first}"
@@ -180,11 +182,29 @@ class AttackWorker:
         self.cpu_threads = cpu_threads
         self.state: tuple[int, int, float | None] = (0, 0, None)
 
-    def work(self, job: AnyJob, handout: Handout, secrets: Secrets) -> Reconstruction | Lesson:
+    def greet(self) -> Home:
+        """Where this worker is, and which fedsim it has."""
+        context = ray.get_runtime_context()
+        return Home(context.get_node_id(), own_version())
+
+    def sees(self, expected: dict[Path, Stamp]) -> bool:
+        """Whether the driver's files are here as well."""
+        return sees(expected)
+
+    def work(
+        self,
+        job: AnyJob,
+        handout: Handout,
+        secrets: Secrets,
+        parcel: dict[str, bytes] | None = None,
+    ) -> Returned:
+        """Do a job on the driver's files, or where these are not here, on a parcel of them."""
         self.state = (0, 0, None)
         with threads(self.cpu_threads):
             try:
-                return work(job, handout, secrets, self._report)
+                if parcel is not None:
+                    return work_on(parcel, job, handout, secrets, self._report)
+                return Returned(work(job, handout, secrets, self._report), {})
             except FedsimError as error:
                 # Ray wraps what an actor raises; ours must arrive as what they are.
                 raise _VerdictError(type(error).__name__, str(error)) from None
@@ -196,28 +216,49 @@ class AttackWorker:
         self.state = (done, total, loss)
 
 
+@dataclass(frozen=True)
+class Home:
+    """Where an attack worker is."""
+
+    node: str
+    version: str
+
+
 class _VerdictError(Exception):
     """A FedsimError on its way through Ray."""
 
 
+class _LostError(Exception):
+    """A worker died over a job, or its node did."""
+
+
 class RayPool(Pool):
-    """Ray actors in a resource of their own, each fed by a thread here."""
+    """Ray actors in a resource of their own, each fed by a thread here.
+
+    An actor that has no room yet waits for a node that has, and takes no job meanwhile. What a
+    worker leaves undone when it dies goes back to the queue, for whoever is free.
+    """
+
+    patience = 300.0  # seconds without a single worker, after which the run gives up
 
     def __init__(self, spec: Spec, handout: Handout, watcher: Watcher, secrets: Lookup):
         super().__init__(spec, handout, watcher, secrets)
         workers = spec.engine.attack_workers
-        gpus = ray.cluster_resources().get("GPU", 0)
         cpus = spec.engine.cpus or os.cpu_count() or 1
+        self.elsewhere = spec.engine.address is not None
         self.shared = ray.put(handout)
         self.jobs: queue.Queue[AnyJob | None] = queue.Queue()
+        self.lost: dict[Path, list[str]] = {}  # by result, the nodes on which a worker died over it
         self.broken: Exception | None = None
+        self.closing = threading.Event()
+        self.up: set[int] = set()  # the workers that answered when they were last asked
         actor_class = ray.remote(AttackWorker)
         self.actors: list[Any] = [
             actor_class.options(
                 num_cpus=0,  # Flower sizes its pool from all CPUs; counting ours would starve one
-                num_gpus=min(1, gpus / workers) if gpus else 0,
+                num_gpus=worker_gpus(spec.engine),
                 resources={ATTACK_RESOURCE: 1},
-                max_restarts=-1,
+                max_restarts=-1,  # on another node, where its own is gone
                 max_concurrency=2,  # the job, and the question how far it is
             ).remote(max(1, cpus // workers))
             for _ in range(workers)
@@ -237,49 +278,93 @@ class RayPool(Pool):
                 raise self.broken
             time.sleep(0.05)  # not join(): Ctrl-C must get through
         self._abandon()
+        self._dismiss()
+        for feeder in self.feeders:  # none may ask Ray anything when that is shut down
+            feeder.join(timeout=10)
 
     def close(self) -> None:
         while not self.jobs.empty():
             self.jobs.get_nowait()
             self.jobs.task_done()
-        for _ in self.feeders:
-            self.jobs.put(None)
+        self._dismiss()
         if ray.is_initialized():  # Flower's runtime shuts Ray down when its rounds are over
             for actor in self.actors:
                 ray.kill(actor)
 
+    def _dismiss(self) -> None:
+        self.closing.set()
+        for _ in self.feeders:
+            self.jobs.put(None)
+
     def _feed(self, actor: Any) -> None:
-        while (job := self.jobs.get()) is not None:
-            try:
-                self._settle(job, lambda job=job: self._remote(actor, job))  # type: ignore[misc]
-            except Exception as error:  # not even a failure could be written: a full disk
-                self.broken = error
-                return
-            self.jobs.task_done()
-
-    @staticmethod
-    def _await_restart(actor: Any, seconds: float = 120) -> None:
-        """A killed actor is started again by Ray, and refuses calls until it is up."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                ray.get(actor.status.remote(), timeout=seconds)
-                return
-            except ray.exceptions.RayActorError:
-                time.sleep(0.5)
-
-    def _remote(self, actor: Any, job: AnyJob) -> Reconstruction | Lesson:
-        self._await_restart(actor)
-        future = actor.work.remote(job, self.shared, self._secrets(job))
-        while not ray.wait([future], timeout=0.3)[0]:
-            try:
-                done, total, loss = ray.get(actor.status.remote(), timeout=1)
-            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-                continue  # the job's own future tells what became of it
-            if total:
-                self.watcher.progressed(job, done, total, loss)
         try:
-            result: Reconstruction | Lesson = ray.get(future)
+            while self._home(actor) is not None:
+                job = self.jobs.get()
+                if job is None:
+                    return
+                if (home := self._home(actor, seconds=5)) is None:  # gone while there was no job
+                    self.jobs.put(job)
+                else:
+                    self._give(actor, home, job)
+                self.jobs.task_done()
+        except Exception as error:  # not even a failure could be written: a full disk
+            self.broken = error
+
+    def _give(self, actor: Any, home: Home, job: AnyJob) -> None:
+        """Have a job done; where its worker dies, by another, as often as a job is tried."""
+        try:
+            self._settle(job, lambda: self._remote(actor, home, job))
+        except _LostError:
+            if self.closing.is_set():
+                return
+            nodes = self.lost.setdefault(job.result, [])
+            nodes.append(home.node)
+            # A node that is lost is no fault of the job, and does not count.
+            counted = _still_up(nodes) if self.elsewhere and len(nodes) > self.retries else nodes
+            if len(counted) > self.retries:
+                self._fail(job, "crashed", "the attack worker died")
+            else:
+                self.jobs.put(job)
+
+    def _home(self, actor: Any, seconds: float | None = None) -> Home | None:
+        """Wait until an actor is up; None where the pool closes, or after ``seconds``."""
+        self.up.discard(id(actor))
+        asked, since = None, time.monotonic()
+        while not self.closing.is_set():
+            now = time.monotonic()
+            if seconds is not None and now - since > seconds:
+                return None
+            if not self.up and now - since > self.patience:
+                raise RunError(
+                    f"no attack worker was up for {self.patience:.0f} s; is there a node with a "
+                    f"free '{ATTACK_RESOURCE}' resource, and with fedsim installed?"
+                )
+            asked = asked or actor.greet.remote()
+            if not ray.wait([asked], timeout=0.2)[0]:
+                continue
+            try:
+                home: Home = ray.get(asked)
+            except ray.exceptions.RayActorError:
+                asked = None
+                time.sleep(0.5)
+                continue
+            self.up.add(id(actor))
+            refuse_version(home.version, home.node[:8])
+            return home
+        return None
+
+    def _remote(self, actor: Any, home: Home, job: AnyJob) -> Reconstruction | Lesson:
+        try:
+            parcel = self._parcel(actor, job) if self.elsewhere else None
+            future = actor.work.remote(job, self.shared, self._secrets(job), parcel)
+            while not ray.wait([future], timeout=0.3)[0]:
+                try:
+                    done, total, loss = ray.get(actor.status.remote(), timeout=1)
+                except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+                    continue  # the job's own future tells what became of it
+                if total:
+                    self.watcher.progressed(job, done, total, loss)
+            returned: Returned = ray.get(future)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, _VerdictError):
                 name, message = error.cause.args
@@ -287,4 +372,24 @@ class RayPool(Pool):
                     message
                 ) from None
             raise
-        return result
+        except ray.exceptions.RayActorError as error:
+            raise _LostError(home.node) from error
+        return keep(returned, job)
+
+    def _parcel(self, actor: Any, job: AnyJob) -> Any:
+        """What the job reads, in Ray's object store, where the worker does not see the disk."""
+        files = reads(job, self.handout)
+        if ray.get(actor.sees.remote(stamps(files))):
+            return None
+        return ray.put(pack(files))
+
+
+def _still_up(nodes: list[str], seconds: float = 15) -> list[str]:
+    """Those of the nodes that live; a node's death is known a little after its workers'."""
+    end = time.monotonic() + seconds
+    while True:
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        up = [node for node in nodes if node in alive]
+        if len(up) < len(nodes) or time.monotonic() > end:
+            return up
+        time.sleep(0.5)

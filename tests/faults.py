@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -129,3 +130,24 @@ class KillsItsClient(Defense):
             Path(self.marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return images, labels
+
+
+@dataclass(frozen=True)
+class SaysWhere:
+    """Grey, after a while, with a note of the folder that it was given to work in."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"image_size", "batch_size", "weights"})
+    seconds: float = 0.0
+    marker: str = ""
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        if self.marker:
+            with open(self.marker, "a") as stream:
+                stream.write("begun\n")
+        time.sleep(self.seconds)
+        result = _grey(view)
+        assert view.weights
+        result.notes.append(str(view.notebook.path.parent))
+        return result

@@ -15,7 +15,7 @@ from fedsim.core.store import Run
 from fedsim.jobs import Handout, Job, Secrets, perform
 from fedsim.oracles import secrets_of
 from fedsim.planning import jobs_of, victims
-from fedsim.workers import RayPool
+from fedsim.workers import Home, RayPool
 from tests.conftest import small_spec
 
 
@@ -23,6 +23,9 @@ def test_a_feeder_that_cannot_write_ends_the_wait_with_its_reason(tmp_path: Path
     class FullDisk(RayPool):
         def __init__(self) -> None:  # without Ray: the feeding alone is under test
             self.jobs, self.broken = queue.Queue(), None
+
+        def _home(self, actor: object, seconds: float | None = None) -> Home:
+            return Home("here", "1")
 
         def _settle(self, job: Job, attempt: object) -> None:
             raise OSError(28, "No space left on device")

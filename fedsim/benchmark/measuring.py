@@ -26,7 +26,7 @@ from fedsim.core.errors import FedsimError, RunError, SpecError
 from fedsim.core.observation import list_observations, read_observation
 from fedsim.core.store import Run, write_atomically, write_json
 from fedsim.planning import prepare
-from fedsim.simulation import ATTACK_RESOURCE, ray_session
+from fedsim.simulation import ATTACK_RESOURCE, ray_session, worker_gpus
 
 Told = Callable[[int, int, str], None]  # cells done, of how many, which
 
@@ -80,10 +80,9 @@ def _each(bench: Bench, cells: list[Cell], root: Path) -> Iterator[tuple[Cell, M
             yield cell, measure(bench, cell, root)
         return
     with ray_session(engine):
-        gpus = ray.cluster_resources().get("GPU", 0)
         task = ray.remote(_measure_elsewhere).options(
             num_cpus=0,
-            num_gpus=min(1, gpus / engine.attack_workers) if gpus else 0,
+            num_gpus=worker_gpus(engine),
             resources={ATTACK_RESOURCE: 1},
             max_retries=engine.retries,
         )

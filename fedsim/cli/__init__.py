@@ -1,5 +1,6 @@
 """The command line. `running` has the commands that do something, `looking` those that only look,
-`fetching` those that bring what is missing; `shared` is what they have in common."""
+`fetching` those that bring what is missing, `clustering` those for a Ray that stays up,
+`deploying` those of a real deployment; `shared` is what they have in common."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import NoReturn
 
 import typer
 
-from fedsim.cli import fetching, looking, running
+from fedsim.cli import clustering, deploying, fetching, looking, running
 from fedsim.cli.shared import err
 from fedsim.core.errors import FedsimError
 
@@ -18,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for part in (running, looking, fetching):
+for part in (running, deploying, looking, fetching, clustering):
     app.add_typer(part.app)
 
 

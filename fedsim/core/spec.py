@@ -164,7 +164,17 @@ class EngineSpec(_Section):
     retries: Annotated[int, Field(ge=0)] = 1
     device: str = "auto"
     client_gpus: Annotated[float, Field(ge=0)] = 0.0  # share of a GPU each client takes
+    gpus_per_worker: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = (
+        None  # of attack workers, a share or a whole number; null: all GPUs, evenly
+    )
     cpus: Positive | None = None  # of a local Ray; null: all
+
+    @model_validator(mode="after")
+    def _gpus_as_ray_counts_them(self) -> EngineSpec:
+        wanted = self.gpus_per_worker
+        if wanted is not None and wanted > 1 and wanted % 1:
+            raise ValueError(f"gpus_per_worker is {wanted:g}; above 1 it must be a whole number")
+        return self
 
 
 class Spec(_Section):

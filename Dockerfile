@@ -1,0 +1,43 @@
+# syntax=docker/dockerfile:1
+# Two targets: `cpu` and `cuda`. No key, spec or data is ever copied into an image.
+
+FROM python:3.11-slim AS base
+ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1 PATH=/opt/venv/bin:$PATH \
+    FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 RAY_USAGE_STATS_ENABLED=0 \
+    FLWR_HOME=/home/fedsim/flwr FEDSIM_CACHE=/home/fedsim/cache OMP_NUM_THREADS=1
+RUN useradd --create-home --uid 10001 fedsim \
+    && python -m venv /opt/venv \
+    # A named volume takes the owner of the folder that it is first mounted on.
+    && for folder in keys/shared keys/server keys/node-0 keys/node-1 keys/node-2 keys/node-3 \
+        runs state vault vaults/0 vaults/1 vaults/2 vaults/3; do mkdir -p "/srv/$folder"; done \
+    && chown -R fedsim:fedsim /srv
+WORKDIR /opt/fedsim
+COPY pyproject.toml README.md LICENSE ./
+
+FROM base AS cpu
+# In one command, so that torch and torchvision come from one release. An index of wheels for the
+# CPU alone makes a smaller image: --build-arg TORCH_INDEX=...
+ARG TORCH_INDEX=""
+RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch torchvision
+COPY fedsim fedsim
+COPY attacks attacks
+COPY defenses defenses
+COPY clients clients
+COPY experiments experiments
+COPY deploy/*.sh deploy/
+RUN pip install .
+USER fedsim
+WORKDIR /home/fedsim
+
+FROM base AS cuda
+ARG TORCH_INDEX=""
+RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch torchvision
+COPY fedsim fedsim
+COPY attacks attacks
+COPY defenses defenses
+COPY clients clients
+COPY experiments experiments
+COPY deploy/*.sh deploy/
+RUN pip install .
+USER fedsim
+WORKDIR /home/fedsim

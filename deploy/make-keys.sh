@@ -1,0 +1,28 @@
+#!/bin/sh
+# Makes the keys of a deployment and hands each part to whom it belongs: DIR/shared (the authority's
+# certificate, public keys) for everybody, DIR/server for the SuperLink, DIR/node-N for a SuperNode.
+# Keys that were handed out already are kept.
+set -eu
+umask 077
+target=${1:?usage: make-keys.sh DIR NODES [HOST...]}
+nodes=${2:?usage: make-keys.sh DIR NODES [HOST...]}
+shift 2
+if [ -s "$target/server/server.key" ]; then
+    echo "keys are there already"
+    exit 0
+fi
+hosts=""
+for host in "${@:-superlink}"; do hosts="$hosts --host $host"; done
+made=$(mktemp -d)
+trap 'rm -rf "$made"' EXIT
+# shellcheck disable=SC2086 # one option a host
+${FEDSIM:-fedsim} keys "$made" --nodes "$nodes" $hosts
+mkdir -p "$target/shared" "$target/server"
+cp "$made"/ca.pem "$made"/*.pub "$target/shared/"
+number=0
+while [ "$number" -lt "$nodes" ]; do
+    mkdir -p "$target/node-$number"
+    cp "$made/node-$number" "$target/node-$number/key"
+    number=$((number + 1))
+done
+cp "$made/server.pem" "$made/server.key" "$target/server/"

@@ -1,0 +1,217 @@
+"""The containers' files: valid, locked down, and their commands run a federation as processes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from fedsim.core.spec import load_spec
+from fedsim.core.store import Run
+from fedsim.deployment import Processes, free_ports
+
+ROOT = Path(__file__).parent.parent
+SCHEMA = json.loads((Path(__file__).parent / "compose_schema.json").read_text())
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+NODES = [name for name in SERVICES if name.startswith("supernode-")]
+
+
+def _mounts(service: str) -> dict[str, str]:
+    """Where each volume or file of a service is seen, by that place."""
+    pairs = (volume.split(":") for volume in SERVICES[service].get("volumes", []))
+    return {target: source for source, target, *_ in pairs}
+
+
+def test_the_compose_file_fits_the_specification() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(COMPOSE, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("restart", "sometimes"),
+        ("comand", ["x"]),
+        ("network_mode", "host"),
+        ("healthcheck", {"test": ["python"]}),
+        ("shm_size", "4 gigabytes"),
+        ("depends_on", {"keys": {"condition": "ready"}}),
+    ],
+)
+def test_a_mistake_in_the_compose_file_would_be_found(key: str, value: object) -> None:
+    wrong = copy.deepcopy(COMPOSE)
+    wrong["services"]["superlink"][key] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, SCHEMA)
+
+
+def test_what_services_refer_to_is_there() -> None:
+    for name, service in SERVICES.items():
+        for other, how in service.get("depends_on", {}).items():
+            assert other in SERVICES, f"{name} waits for {other}"
+            if how["condition"] == "service_healthy":
+                assert "healthcheck" in SERVICES[other], f"{other} never gets healthy"
+        for source in _mounts(name).values():
+            known = (ROOT / source).is_file() if source.startswith(".") else source in volumes()
+            assert known, f"{name} mounts {source}"
+        assert set(service.get("networks", [])) <= set(COMPOSE["networks"])
+        assert f"AS {service['build']['target']}\n" in (ROOT / "Dockerfile").read_text()
+
+
+def volumes() -> set[str]:
+    return set(COMPOSE["volumes"])
+
+
+def test_no_service_is_root_or_can_become_so() -> None:
+    for service in SERVICES.values():
+        assert service["user"] == "10001:10001"
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    for stage in re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.M)[2:]:
+        assert "\nUSER fedsim\n" in stage
+
+
+def test_truth_and_private_keys_are_where_they_belong_alone() -> None:
+    for name in SERVICES:
+        mounted = set(_mounts(name).values())
+        number = name.removeprefix("supernode-") if name in NODES else None
+        own = {f"keys-node-{number}", f"vault-{number}"} if number else set()
+        private = {v for v in mounted if v.startswith(("keys-node", "vault", "keys-server"))}
+        if name == "superlink":
+            own = {"keys-server"}
+        elif name == "score":
+            own = {f"vault-{n}" for n in range(len(NODES))}
+        elif name == "keys":
+            own = {v for v in volumes() if v.startswith(("keys-node", "keys-server"))}
+        assert private == own, name
+
+
+def test_nothing_is_copied_into_an_image_but_code() -> None:
+    copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), flags=re.M)
+    allowed = {"pyproject.toml", "README.md", "LICENSE", "deploy/*.sh"}
+    allowed |= {"fedsim", "attacks", "defenses", "clients", "experiments"}
+    assert {source for line in copied for source in line.split()} == allowed
+    ignored = (ROOT / ".dockerignore").read_text().split("\n")
+    assert "*" in ignored
+    assert {line[1:] for line in ignored if line.startswith("!")} == allowed
+
+
+def test_there_is_a_node_for_every_client_of_the_spec() -> None:
+    spec = load_spec(ROOT / "deploy" / "spec.yaml")
+    assert spec.data.clients == len(NODES)
+    told = [" ".join(SERVICES[name]["command"]) for name in NODES]
+    found = [int(re.findall(r"partition-id=(\d+)", words)[0]) for words in told]
+    assert found == list(range(len(NODES)))
+    assert all(f"num-partitions={len(NODES)}" in words for words in told)
+
+
+# -- the same commands as processes ---------------------------------------------------------
+
+
+class Machine:
+    """Every service with a root folder of its own, in which it finds only what it mounts."""
+
+    def __init__(self, root: Path, spec: Path):
+        self.root, self.spec, (self.port, *self.ports) = root, spec, free_ports(1 + len(NODES))
+        for name in SERVICES:
+            for target, source in _mounts(name).items():
+                place = self.folder(name) / target.lstrip("/")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                volume = root / "volumes" / source
+                if source.startswith("."):
+                    volume = spec
+                else:
+                    volume.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(volume)
+            (self.folder(name)).mkdir(exist_ok=True)
+
+    def folder(self, service: str) -> Path:
+        return self.root / "machines" / service
+
+    def command(self, service: str, seen_by: str | None = None) -> list[str]:
+        """The service's own command, on loopback and in its own folder."""
+        top = self.folder(seen_by or service)
+        words = [self._rewritten(word, top) for word in SERVICES[service]["command"]]
+        if service in NODES:  # containers have a loopback each, processes share one
+            words += ["--port", str(self.ports[NODES.index(service)])]
+        return [sys.executable, "-m", "fedsim.cli", *words[1:]] if words[0] == "fedsim" else words
+
+    def _rewritten(self, word: str, top: Path) -> str:
+        if word in ("0.0.0.0", "8000"):
+            return "127.0.0.1" if word == "0.0.0.0" else str(self.port)
+        for found, put in (
+            ("/opt/fedsim/", f"{ROOT}/"),
+            ("/srv/", f"{top}/srv/"),
+            ("/etc/fedsim/", f"{top}/etc/fedsim/"),
+            ("superlink:8000", f"127.0.0.1:{self.port}"),
+        ):
+            word = word.replace(found, put)
+        return word
+
+    def call(self, service: str, seen_by: str | None = None) -> None:
+        self.run(self.command(service, seen_by))
+
+    def run(self, command: list[str]) -> None:
+        tool = {"FEDSIM": f"{sys.executable} -m fedsim.cli"}
+        done = subprocess.run(
+            command, env=os.environ | tool, capture_output=True, text=True, timeout=500
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    own = tmp_path / "spec.yaml"
+    changes = ["engine={kind: inline, device: cpu}", "train.rounds=1"]
+    own.write_text(load_spec(ROOT / "deploy" / "spec.yaml", changes).to_yaml())
+    return Machine(tmp_path, own)
+
+
+def test_keys_are_handed_to_whom_they_belong_and_made_once(machine: Machine) -> None:
+    machine.call("keys")
+    held = {
+        volume.name: sorted(file.name for file in volume.iterdir())
+        for volume in (machine.root / "volumes").iterdir()
+    }
+    assert held["keys-server"] == ["server.key", "server.pem"]
+    assert held["keys-node-2"] == ["key"]
+    assert held["keys-shared"] == ["ca.pem", *(f"node-{n}.pub" for n in range(len(NODES)))]
+    key = machine.root / "volumes" / "keys-server" / "server.key"
+    before = key.read_bytes()
+    machine.call("keys")
+    assert key.read_bytes() == before
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.slow
+def test_the_services_commands_run_a_federation(machine: Machine) -> None:
+    processes = Processes()
+    try:
+        machine.call("keys")
+        folder = machine.folder("superlink")
+        processes.start("superlink", machine.command("superlink"), folder)
+        processes.wait_for_port(machine.port)
+        machine.call("register")
+        machine.call("register")  # as when everything is brought up again
+        for name in NODES:
+            processes.start(name, machine.command(name), machine.folder(name))
+        machine.call("run", seen_by="superlink")  # paths are the SuperLink's
+    finally:
+        processes.stop()
+    run = Run.open(machine.root / "volumes" / "runs" / "deployed")
+    assert not run.vault.exists()
+    where = machine.command("attack")[-1]  # Ray's part left out: the spec attacks in its process
+    machine.run([sys.executable, "-m", "fedsim.cli", "attack-captured", where])
+    machine.call("score")
+    assert set(run.scores["client"]) == set(range(len(NODES)))
+    assert run.scores.query("attack == 'patch_solve'")["psnr"].min() > 60

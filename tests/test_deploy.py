@@ -1,0 +1,421 @@
+"""Real deployments: keys, command lines, bad input; and federations over TLS on loopback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from flwr.app import Context, RecordDict
+from typer.testing import CliRunner
+
+from fedsim import apps, deployment
+from fedsim.auditing import attack_captured, audit, conclude
+from fedsim.cli import app
+from fedsim.core.errors import FedsimError, RunError, SpecError
+from fedsim.core.spec import Spec
+from fedsim.core.store import Run, read_json, write_json
+from fedsim.deployment import (
+    Deployment,
+    Processes,
+    check_deployable,
+    deploy,
+    gather,
+    lay_out,
+    plan_deployment,
+    register_command,
+    run_command,
+    started,
+    superlink_command,
+    supernode_command,
+)
+from fedsim.grids import InlineGrid, identify
+from fedsim.keys import HOSTS, Keys, check_keys, make_keys
+from tests.conftest import small_spec
+
+SCORES = ["round", "client", "attack", "image", "mse", "psnr", "ssim", "label_true", "canary"]
+
+
+def noisy_spec(*overrides: str) -> Spec:
+    """Two clients whose own noise decides the scores: equal ones mean the same client did it."""
+    return small_spec("data.clients=2", "defenses=[{name: gaussian_noise, std: 0.001}]", *overrides)
+
+
+# -- keys -----------------------------------------------------------------------------------
+
+
+def test_private_keys_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys", 2)
+    check_keys(keys, 2)
+    for path in (keys.server_key, keys.node(0), keys.node(1)):
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert keys.root.stat().st_mode & 0o777 == 0o700
+    assert keys.node_public(1).read_text().startswith("ecdsa-sha2-nistp384 ")
+
+
+def test_keys_that_are_there_are_kept_and_more_nodes_get_their_own(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path, 1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    make_keys(tmp_path, 2)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    check_keys(keys, 2)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
+@pytest.mark.parametrize("host", HOSTS)
+def test_openssl_agrees_that_the_certificate_is_the_hosts(tmp_path: Path, host: str) -> None:
+    keys = make_keys(tmp_path, 0)
+    kind = "-verify_ip" if host[0].isdigit() else "-verify_hostname"
+    command = ["openssl", "verify", "-purpose", "sslserver", "-x509_strict"]
+    command += ["-CAfile", str(keys.authority), kind]
+    good = subprocess.run([*command, host, str(keys.certificate)], capture_output=True, text=True)
+    assert good.returncode == 0, good.stderr
+    other = "127.0.0.9" if host[0].isdigit() else "elsewhere"
+    assert subprocess.run([*command, other, str(keys.certificate)], capture_output=True).returncode
+
+
+def test_a_certificate_of_another_authority_is_refused(tmp_path: Path) -> None:
+    keys, other = make_keys(tmp_path / "one", 1), make_keys(tmp_path / "other", 1)
+    shutil.copy(other.certificate, keys.certificate)
+    with pytest.raises(RunError, match="was not signed by"):
+        check_keys(keys, 1)
+
+
+def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
+    keys, other = make_keys(tmp_path / "one", 1), make_keys(tmp_path / "other", 1)
+    shutil.copy(other.server_key, keys.server_key)
+    with pytest.raises(RunError, match="is not the key of"):
+        check_keys(keys, 1)
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "server.key", "node-1"])
+def test_missing_or_broken_keys_are_named(tmp_path: Path, name: str) -> None:
+    keys = make_keys(tmp_path, 2)
+    (tmp_path / name).unlink()
+    with pytest.raises(RunError, match=rf"{name}' is missing"):
+        check_keys(keys, 2)
+    (tmp_path / name).write_text("nothing")
+    if name != "node-1":
+        with pytest.raises(RunError, match=f"{name}' holds no"):
+            check_keys(keys, 2)
+
+
+# -- command lines --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Deployment:
+    return plan_deployment(tmp_path / "d", 2, make_keys(tmp_path / "keys", 2))
+
+
+def test_a_deployment_is_encrypted_and_authenticated_unless_told_otherwise(
+    planned: Deployment,
+) -> None:
+    server = superlink_command(planned)
+    assert {"--ssl-certfile", "--ssl-keyfile", "--enable-supernode-auth"} <= set(server)
+    for node in planned.nodes:
+        command = supernode_command(planned, node)
+        assert {"--root-certificates", "--auth-supernode-private-key"} <= set(command)
+        assert "--insecure" not in command + server
+    bare = replace(planned, keys=None)
+    assert "--insecure" in superlink_command(bare)
+    assert "--insecure" in supernode_command(bare, bare.nodes[0])
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_everything_listens_on_loopback_alone(planned: Deployment, secure: bool) -> None:
+    one = planned if secure else replace(planned, keys=None)
+    for command in (superlink_command(one), supernode_command(one, one.nodes[1])):
+        assert command[command.index("--host") + 1] == "127.0.0.1"
+    ports = [one.port, *(node.port for node in one.nodes)]
+    assert len(set(ports)) == 3
+
+
+def test_a_node_is_told_of_its_own_vault_and_the_server_of_none(planned: Deployment) -> None:
+    lay_out(planned, small_spec("data.clients=2"))
+    first, second = planned.nodes
+    told = " ".join(supernode_command(planned, first))
+    assert "partition-id=0" in told
+    assert str(first.vault) in told
+    assert str(second.root) not in told
+    submitted = run_command(planned.app, planned.spec, planned.run)
+    for command in (superlink_command(planned), submitted):
+        assert "vault" not in " ".join(command)
+        assert str(planned.root / "nodes") not in " ".join(command)
+    assert planned.server not in first.vault.parents
+    assert first.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_clients_own_defenses_are_kept_when_the_deployment_goes_on(planned: Deployment) -> None:
+    spec = small_spec("data.clients=2")
+    lay_out(planned, spec)
+    own = small_spec("data.clients=2", "defenses=[{name: sign}]").to_yaml()
+    planned.nodes[0].spec.write_text(own)
+    lay_out(planned, spec)
+    assert planned.nodes[0].spec.read_text() == own
+    assert planned.nodes[1].spec.read_text() == spec.to_yaml()
+    other = small_spec("data.clients=2", "seed=5")
+    lay_out(planned, other)
+    assert planned.spec.read_text() == planned.nodes[1].spec.read_text() == other.to_yaml()
+    assert planned.nodes[0].spec.read_text() == own
+
+
+def test_a_node_uses_its_own_vault_and_defenses_and_the_server_attacks_without_a_vault(
+    tmp_path: Path,
+) -> None:
+    planned = plan_deployment(tmp_path / "d", 2, None)
+    lay_out(planned, small_spec("data.clients=2", "train.rounds=1"))
+    honest, other = planned.nodes
+    other.spec.write_text(
+        small_spec(
+            "data.clients=2", "train.rounds=1", "defenses=[{name: gaussian_noise, std: 0.1}]"
+        ).to_yaml()
+    )
+    config = {"spec": str(planned.spec), "output": str(planned.run), "attack": True}
+    grid = InlineGrid(apps.client, 2)
+    for context, node in zip(grid.contexts.values(), planned.nodes, strict=True):
+        context.run_config = config
+        context.node_config |= {"vault": str(node.vault), "spec": str(node.spec)}
+    apps.server(grid, Context(1, 0, {}, RecordDict(), config))
+    run = Run.open(planned.run)
+    assert not run.vault.exists()
+    assert [len(list(n.vault.rglob("*.safetensors"))) for n in planned.nodes] == [1, 1]
+    assert list(run.reconstructions.rglob("*.safetensors"))
+    gather(run, [honest.vault, other.vault])
+    conclude(run)
+    canaries = run.scores.groupby("client")["canary"].max()
+    assert canaries[0] < 1e-4 < canaries[1], "what a client does not announce is found"
+
+
+# -- bad input ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("partitions", "expected"),
+    [
+        ([0, 7], "client 7, and there are clients 0 to 1 only"),
+        ([0, -1], "client -1, and there are"),
+        ([1, 1], "two nodes say they are client 1"),
+    ],
+)
+def test_a_wrong_partition_id_is_one_sentence(partitions: list[int], expected: str) -> None:
+    grid = InlineGrid(apps.client, 2)
+    for context, partition in zip(grid.contexts.values(), partitions, strict=True):
+        context.node_config["partition-id"] = partition
+    with pytest.raises(RunError, match=expected):
+        identify(grid, 2, 5.0)
+
+
+def test_a_threat_that_grants_the_truth_cannot_be_deployed() -> None:
+    with pytest.raises(SpecError, match="oracle_labels"):
+        check_deployable(small_spec("threat={model: C, oracle_labels: true}"))
+
+
+def test_keys_and_no_security_are_not_asked_for_at_once(tmp_path: Path) -> None:
+    words = ["deploy", "data.clients=2", "-o", str(tmp_path / "d"), "--insecure"]
+    result = CliRunner().invoke(app, [*words, "--keys", str(tmp_path)])
+    assert isinstance(result.exception, SpecError)
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_deployment_with_the_wrong_certificate_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, other = make_keys(tmp_path / "one", 2), make_keys(tmp_path / "other", 2)
+    shutil.copy(other.authority, keys.authority)
+    monkeypatch.setattr(Processes, "start", lambda *_: pytest.fail("a process was started"))
+    with pytest.raises(RunError, match="was not signed by") as caught:
+        deploy(small_spec("data.clients=2"), tmp_path / "d", keys=keys.root)
+    assert "\n" not in str(caught.value)
+
+
+# -- scoring afterwards ---------------------------------------------------------------------
+
+
+def _deployed_copy(run: Run, root: Path) -> tuple[Run, list[Path]]:
+    """A finished run as a deployment leaves it: unscored, the vault in parts elsewhere."""
+    copy = Run(shutil.copytree(run.root, root / "run"))
+    vaults = []
+    for client in range(run.spec.data.clients):
+        files = list(copy.vault.rglob(f"client-*{client}.safetensors"))
+        for file in files:
+            target = root / f"vault-{client}" / file.relative_to(copy.vault)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(file, target)
+        if files:
+            vaults.append(root / f"vault-{client}")
+    shutil.rmtree(copy.vault)
+    for name in ("scores.csv", "scores.parquet", "summary.json", "canaries.json"):
+        (copy.root / name).unlink()
+    write_json(copy.root / "run.json", read_json(copy.root / "run.json") | {"deployed": True})
+    return copy, vaults
+
+
+def test_vaults_gathered_afterwards_give_the_same_scores(small_run: Run, tmp_path: Path) -> None:
+    run, vaults = _deployed_copy(small_run, tmp_path)
+    with pytest.raises(RunError, match="gather their vaults"):
+        conclude(run)
+    words = ["score", str(run.root), *(f"--vault={vault}" for vault in vaults)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert run.vault.stat().st_mode & 0o777 == 0o700
+    pd.testing.assert_frame_equal(run.scores[SCORES], small_run.scores[SCORES])
+
+
+def test_vaults_that_are_none_or_say_the_same_are_refused(small_run: Run, tmp_path: Path) -> None:
+    run, vaults = _deployed_copy(small_run, tmp_path)
+    with pytest.raises(RunError, match="is no vault"):
+        gather(run, [tmp_path / "nowhere"])
+    again = shutil.copytree(vaults[0], tmp_path / "again")
+    with pytest.raises(RunError, match="both the truth of the same client"):
+        gather(run, [vaults[0], again])
+    assert not run.vault.exists()
+
+
+def test_missing_rounds_of_clients_elsewhere_are_not_simulated(
+    small_run: Run, tmp_path: Path
+) -> None:
+    run, _ = _deployed_copy(small_run, tmp_path)
+    run.checkpoint.unlink()
+    for again in (lambda: attack_captured(run.root), lambda: audit(run.spec, run.root)):
+        with pytest.raises(RunError, match="go on with the `fedsim deploy`"):
+            again()
+    assert not run.vault.exists()
+
+
+def test_a_helper_that_left_its_group_is_ended_as_well(tmp_path: Path) -> None:
+    mark = f"helper of {tmp_path}"
+    helper = f"import time; time.sleep(600) # {mark}"
+    parent = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {helper!r}], start_new_session=True)\n"
+        "time.sleep(600)"
+    )
+    processes = Processes()
+    try:
+        processes.start("parent", [sys.executable, "-c", parent], tmp_path)
+        pid = processes.running["parent"][0].pid
+        end = time.monotonic() + 30
+        while not deployment.descendants(pid) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert deployment.descendants(pid)
+    finally:
+        processes.stop()
+    _none_alive(mark)
+
+
+# -- real processes -------------------------------------------------------------------------
+
+
+def _traced(command: list[str], log: Path) -> list[str]:
+    flower = deployment._found(command)
+    return ["strace", "-f", "-qq", "-e", "trace=openat,open,rename,link", "-o", str(log), *flower]
+
+
+def _none_alive(mark: str) -> None:
+    """The system takes a moment to clear away what was killed."""
+    end = time.monotonic() + 3
+    while (left := _alive(mark)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not left
+
+
+def _alive(mark: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if mark.encode() in line:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_deployment_over_tls_gives_the_scores_of_the_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = tmp_path / "opened.txt"
+    if shutil.which("strace"):
+        monkeypatch.setattr(
+            deployment, "superlink_command", lambda d: _traced(superlink_command(d), opened)
+        )
+    spec = noisy_spec()
+    done = deploy(spec, tmp_path / "d")
+    _none_alive(str(tmp_path))
+    run = Run.open(done.run)
+    assert run.deployed
+    assert not run.vault.exists()
+    assert len(list(run.reconstructions.rglob("*.safetensors"))) >= 4
+    for node in done.nodes:
+        names = {file.stem for file in node.vault.rglob("*.safetensors")}
+        assert len(names) == 1, "a node holds the truth of its own client alone"
+    if opened.is_file():
+        trace = opened.read_text(errors="replace")
+        assert str(done.run) in trace, "the trace saw the server at work"
+        assert str(done.root / "nodes") not in trace
+    gather(run, [node.vault for node in done.nodes])
+    conclude(run)
+    simulated = audit(spec, tmp_path / "simulated")
+    assert simulated.scores["psnr"].max() < 100, "scores at their ceiling would compare nothing"
+    pd.testing.assert_frame_equal(run.scores[SCORES], simulated.scores[SCORES], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_nodes_that_are_unknown_or_distrust_the_server_are_turned_away(tmp_path: Path) -> None:
+    keys, other = make_keys(tmp_path / "keys", 2), make_keys(tmp_path / "other", 2)
+    planned = plan_deployment(tmp_path / "d", 2, keys)
+    lay_out(planned, noisy_spec())
+    stranger, misled = planned.nodes
+    elsewhere = replace(planned, keys=Keys(other.root))
+    for name, command, expected in (
+        ("stranger", supernode_command(planned, stranger), "does not know its key"),
+        ("misled", supernode_command(elsewhere, misled), "is not signed by the authority"),
+    ):
+        processes = Processes()
+        try:
+            processes.start("superlink", superlink_command(planned), planned.server)
+            processes.wait_for_port(planned.port)
+            processes.start(name, command, stranger.root)
+            with pytest.raises(RunError, match=f"the {name} ended: .*{expected}"):
+                _until_it_ends(processes)
+        finally:
+            processes.stop()
+    _none_alive(str(tmp_path))
+
+
+def _until_it_ends(processes: Processes) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        processes.check()
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_two_nodes_with_the_same_partition_id_stop_the_run(tmp_path: Path) -> None:
+    planned = plan_deployment(tmp_path / "d", 2, make_keys(tmp_path / "keys", 2))
+    first, second = planned.nodes
+    lay_out(planned, noisy_spec())
+    with pytest.raises(FedsimError, match="two nodes say they are client 0") as caught:
+        _federated(replace(planned, nodes=(first, replace(second, partition=0))), second.key)
+    assert "\n" not in str(caught.value)
+    _none_alive(str(tmp_path))
+
+
+def _federated(wrong: Deployment, key: Path | None) -> None:
+    """As `started`, but the second node's key is registered although it says it is the first."""
+    assert wrong.keys is not None
+    assert key is not None
+    only = replace(wrong, nodes=wrong.nodes[:1])
+    with started(only) as processes:
+        deployment.call(register_command(key.with_suffix(".pub")), wrong.server, "the key")
+        processes.start("impostor", supernode_command(wrong, wrong.nodes[1]), wrong.nodes[1].root)
+        deployment.federate(wrong, processes)
