@@ -14,9 +14,10 @@ RUN useradd --create-home --uid 10001 fedsim \
 WORKDIR /opt/fedsim
 COPY pyproject.toml README.md LICENSE ./
 
-FROM base AS cpu
-# In one command, so that torch and torchvision come from one release. An index of wheels for the
-# CPU alone makes a smaller image: --build-arg TORCH_INDEX=...
+FROM base AS fedsim
+# In one command, so that torch and torchvision come from one release. The registry's own wheels run
+# on a GPU and on a CPU; an index of wheels for a CPU alone makes a smaller image of `cpu`:
+# --build-arg TORCH_INDEX=...
 ARG TORCH_INDEX=""
 RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch torchvision
 COPY fedsim fedsim
@@ -29,15 +30,9 @@ RUN pip install .
 USER fedsim
 WORKDIR /home/fedsim
 
-FROM base AS cuda
-ARG TORCH_INDEX=""
-RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch torchvision
-COPY fedsim fedsim
-COPY attacks attacks
-COPY defenses defenses
-COPY clients clients
-COPY experiments experiments
-COPY deploy/*.sh deploy/
-RUN pip install .
+FROM fedsim AS cpu
 USER fedsim
-WORKDIR /home/fedsim
+
+FROM fedsim AS cuda
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER fedsim

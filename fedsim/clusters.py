@@ -8,13 +8,11 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +20,8 @@ from typing import Any
 from fedsim.core.cache import cache_folder
 from fedsim.core.errors import RunError
 from fedsim.core.store import write_json
+from fedsim.processes import LOOPBACK, Child, child_of, end, free_ports, last_words, spawn, tries
 from fedsim.simulation import ATTACK_RESOURCE
-
-HOST = "127.0.0.1"
-
-
-@dataclass(frozen=True)
-class Node:
-    """One node: its process, which leads a group, and when that began."""
-
-    pid: int
-    began: str  # ids are used again: only with this is it the process that was started
 
 
 @dataclass(frozen=True)
@@ -41,7 +30,7 @@ class Cluster:
 
     address: str
     folder: str  # Ray's own files
-    nodes: tuple[Node, ...]
+    nodes: tuple[Child, ...]
 
 
 def state_file() -> Path:
@@ -56,12 +45,12 @@ def node_command(
     if head:
         command += ["--head", f"--port={port}", "--include-dashboard=false"]
         # Its default is one port for all: a second cluster's head would end over it.
-        command += [f"--temp-dir={folder}", f"--ray-client-server-port={_free_port()}"]
+        command += [f"--temp-dir={folder}", f"--ray-client-server-port={free_ports(1)[0]}"]
     else:
-        command += [f"--address={HOST}:{port}"]
+        command += [f"--address={LOOPBACK}:{port}"]
     return [
         *command,
-        f"--node-ip-address={HOST}",
+        f"--node-ip-address={LOOPBACK}",
         f"--num-cpus={cpus}",
         f"--resources={json.dumps({ATTACK_RESOURCE: attack})}",
         "--disable-usage-stats",
@@ -84,10 +73,10 @@ def start(
             f"a cluster at {known.address} is up already; end it with `fedsim cluster down`, "
             f"or give this one another --state."
         )
-    port = port or _free_port()
+    port = port or free_ports(1)[0]
     # Not Ray's usual folder: a Ray without an address would join the cluster it finds there.
     folder = Path(tempfile.mkdtemp(prefix="fedsim-ray-", dir=_short_folder()))
-    cluster = Cluster(f"{HOST}:{port}", str(folder), ())
+    cluster = Cluster(f"{LOOPBACK}:{port}", str(folder), ())
     try:
         for number in range(nodes):
             command = node_command(
@@ -131,7 +120,7 @@ def stop(file: Path) -> int:
         return 0
     up = running(cluster)
     for node in reversed(up):  # the head last: the others would complain of its absence
-        _end(node)
+        end(node, 5)
     shutil.rmtree(cluster.folder, ignore_errors=True)
     file.unlink(missing_ok=True)
     return len(up)
@@ -141,7 +130,7 @@ def read(file: Path) -> Cluster | None:
     """What the state file says, or None where there is none."""
     try:
         content = json.loads(file.read_text())
-        nodes = tuple(Node(int(node["pid"]), str(node["began"])) for node in content["nodes"])
+        nodes = tuple(Child(int(node["pid"]), str(node["began"])) for node in content["nodes"])
         return Cluster(str(content["address"]), str(content["folder"]), nodes)
     except FileNotFoundError:
         return None
@@ -152,9 +141,9 @@ def read(file: Path) -> Cluster | None:
         ) from error
 
 
-def running(cluster: Cluster) -> list[Node]:
+def running(cluster: Cluster) -> list[Child]:
     """The nodes whose processes live."""
-    return [node for node in cluster.nodes if _began(node.pid) == node.began]
+    return [node for node in cluster.nodes if node.lives]
 
 
 def answering(address: str, seconds: float = 8) -> list[dict[str, Any]]:
@@ -196,22 +185,13 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **quiet, "PYTHONPATH": path}
 
 
-def _spawn(command: list[str], log: Path) -> Node:
-    with open(log, "wb") as stream:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env=_environment(),
-            start_new_session=True,  # detached, and a group that can be ended as one
-        )
-    return Node(process.pid, _began(process.pid) or "")
+def _spawn(command: list[str], log: Path) -> Child:
+    return child_of(spawn(command, log, _environment()))
 
 
 def _await_port(cluster: Cluster, seconds: float) -> None:
     """Wait until the head listens, so that the others find it."""
-    for _ in _tries(seconds):
+    for _ in tries(seconds):
         _refuse_ended(cluster)
         with contextlib.suppress(OSError):
             socket.create_connection(_split(cluster.address), timeout=1).close()
@@ -221,7 +201,7 @@ def _await_port(cluster: Cluster, seconds: float) -> None:
 
 def _await(cluster: Cluster, count: int, seconds: float, *, known: Collection[str] = ()) -> None:
     """Wait until ``count`` nodes have joined beside those that are known."""
-    for _ in _tries(seconds):
+    for _ in tries(seconds):
         _refuse_ended(cluster)
         if sum(node["id"] not in known for node in answering(cluster.address)) >= count:
             return
@@ -232,53 +212,7 @@ def _refuse_ended(cluster: Cluster) -> None:
     """A node that just started and is gone says why in its log."""
     if cluster.nodes[-1] not in running(cluster):
         log = Path(cluster.folder) / f"node-{len(cluster.nodes) - 1}.log"
-        raise RunError(f"a Ray node ended as it started: {_last_words(log)}")
-
-
-def _last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "it said nothing")
-
-
-def _end(node: Node, seconds: float = 5) -> None:
-    """Ask the group to end, then make it."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(node.pid, how)
-        for _ in _tries(seconds):
-            with contextlib.suppress(ChildProcessError):  # it need not be a child of this process
-                os.waitpid(node.pid, os.WNOHANG)
-            if not _members(node.pid):
-                return
-
-
-def _members(group: int) -> int:
-    """How many processes of a group live; one that nobody took leave of does not."""
-    told = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True)
-    rows = [line.split() for line in told.stdout.splitlines()]
-    return sum(row[0] == str(group) and not row[1].startswith("Z") for row in rows)
-
-
-def _tries(seconds: float) -> Iterator[None]:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        yield
-        time.sleep(0.2)
-
-
-def _began(pid: int) -> str | None:
-    """When a process began, in words that only it has; None where it is gone."""
-    told = subprocess.run(
-        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    state, _, began = told.stdout.strip().partition(" ")
-    return began.strip() if began and not state.startswith("Z") else None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+        raise RunError(f"a Ray node ended as it started: {last_words(log)}")
 
 
 def _short_folder() -> str | None:

@@ -11,8 +11,6 @@ import json
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,9 +25,19 @@ from fedsim.core.spec import Spec
 from fedsim.core.store import Run
 from fedsim.keys import Keys, check_keys, make_keys
 from fedsim.planning import prepare
+from fedsim.processes import (
+    LOOPBACK,
+    answers,
+    child_of,
+    end,
+    free_ports,
+    last_words,
+    said,
+    spawn,
+    tries,
+)
 from fedsim.server import read_checkpoint
 
-LOOPBACK = "127.0.0.1"
 CONNECTION = "deployment"
 TOLD = "fedsim error: "  # how the apps say in Flower's log what went wrong
 PATIENCE = 120.0  # seconds for a process to come up
@@ -216,16 +224,7 @@ class Processes:
 
     def start(self, name: str, command: list[str], folder: Path) -> None:
         log = folder / f"{name}.log"
-        with log.open("wb") as sink:
-            process = subprocess.Popen(
-                _found(command),
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env=environment(folder),
-                start_new_session=True,
-            )
-        self.running[name] = (process, log)
+        self.running[name] = (spawn(_found(command), log, environment(folder)), log)
 
     def check(self) -> None:
         """Raise where one has ended that should not have."""
@@ -234,31 +233,17 @@ class Processes:
                 raise RunError(f"the {name} ended: {why_ended(log)}; its log is '{log}'.")
 
     def wait_for_port(self, port: int) -> None:
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
+        for _ in tries(PATIENCE):
             self.check()
-            with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), 1):
+            if answers(port):
                 return
-            time.sleep(0.1)
         raise RunError(f"nothing answers on port {port} after {PATIENCE:.0f} s.")
 
     def stop(self) -> None:
         """End all of them, and what they started: a SuperLink's helpers leave its group."""
-        family = set[tuple[int, str]]().union(
-            *(descendants(process.pid) for process, _ in self.running.values())
-        )
-        for process, _ in self.running.values():
-            _signal(process, signal.SIGTERM)
-        end = time.monotonic() + 15
-        for process, _ in self.running.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, end - time.monotonic()))
-            _signal(process, signal.SIGKILL)  # and what it left in its group
+        for process, _ in reversed(self.running.values()):
+            end(child_of(process))
             process.wait()
-        for pid, born in family.union(*(descendants(pid) for pid, _ in family)):
-            if _born(pid) == born:  # else the number is another's by now
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
         self.running.clear()
 
 
@@ -309,7 +294,7 @@ def federate(deployment: Deployment, processes: Processes) -> None:
             processes.check()
             time.sleep(0.2)
     finally:
-        _signal(process, signal.SIGTERM)
+        end(child_of(process))
         process.wait()
     require_success(deployment.run, process.returncode, log)
 
@@ -337,7 +322,7 @@ def submit(address: str, authority: Path, spec: Path, output: Path, *, attack: b
             processes.start("run", run_command(home / "app", spec, output, attack=attack), home)
             process, log = processes.running["run"]
             process.wait()
-            sys.stdout.write(_text(log))
+            sys.stdout.write(said(log))
             require_success(output, process.returncode, log)
         finally:
             processes.stop()
@@ -345,7 +330,7 @@ def submit(address: str, authority: Path, spec: Path, output: Path, *, attack: b
 
 def require_success(output: Path, code: int, log: Path) -> None:
     """Raise what the server app said, or that rounds are missing: Flower's command does not."""
-    if told := re.findall(rf"{TOLD}(.*)", _text(log)):
+    if told := re.findall(rf"{TOLD}(.*)", said(log)):
         raise RunError(told[-1])
     run = Run(output)
     wanted = run.spec.train.rounds if run.spec_path.is_file() else 1
@@ -417,50 +402,15 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 def why_ended(log: Path) -> str:
     """Why a SuperLink or SuperNode gave up, in words that say what to do."""
-    text = _text(log)
+    text = said(log)
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return "the SuperLink's certificate is not signed by the authority that it was given"
     if "Failed to activate SuperNode" in text:
         return "the SuperLink does not know its key; register it with `flwr supernode register`"
     told = re.search(r"Exit Code: \d+\n(.+)", text)
     return told.group(1).strip().rstrip(".") if told else last_words(log)
-
-
-def descendants(pid: int) -> set[tuple[int, str]]:
-    """The processes under one, with when each began; none where the system has no /proc."""
-    found: set[tuple[int, str]] = set()
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it ended while we looked
-            for child in map(int, children.read_text().split()):
-                found |= {(child, _born(child)), *descendants(child)}
-    return found
-
-
-def _born(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-
-
-def last_words(log: Path) -> str:
-    """The last line of a log that says something, without colours."""
-    lines = [line.strip() for line in _text(log).splitlines()]
-    return next((line for line in reversed(lines) if re.search(r"\w", line)), "it said nothing")
-
-
-def _text(log: Path) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
 
 
 def _pairs(values: Mapping[str, object]) -> str:
@@ -471,8 +421,3 @@ def _pairs(values: Mapping[str, object]) -> str:
 def _found(command: list[str]) -> list[str]:
     beside = Path(sys.executable).parent / command[0]
     return [str(beside) if beside.is_file() else command[0], *command[1:]]
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)

@@ -16,18 +16,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
 from clients.pictures import ImageSet
 from clients.shards import images_of
 from fedsim.core.cache import cache_folder
-from fedsim.core.errors import ModelError
+from fedsim.core.errors import DamagedError, ModelError
 from fedsim.core.knowledge import PriorModel
 from fedsim.core.prior_networks import load_prior
 from fedsim.core.spec import DataSpec, PriorSpec, Spec
-from fedsim.core.store import save_tensors
+from fedsim.core.store import read_tensors, save_tensors
 
 SMALL, LARGE = 64, 96  # pixels a side that the network sees, of pictures up to 64 and above
 CHUNK = 32
@@ -164,8 +163,8 @@ def _features(
 
 def _recalled(cache: Path) -> Tensor | None:
     try:
-        return load_file(cache)["features"]
-    except Exception:  # not there, or spoilt: computed again
+        return read_tensors(cache)[0].get("features")
+    except (FileNotFoundError, DamagedError):  # not there, or spoilt: computed again
         return None
 
 

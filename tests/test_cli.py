@@ -180,3 +180,17 @@ def test_ctrl_c_leaves_a_run_that_resumes(run_cli, tmp_path: Path) -> None:
     run = Run.open(tmp_path / "run")
     assert len(run.rounds) == 2
     assert len(list(found.rglob("*.safetensors"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("parameter", "words"),
+    [("steps=[1", "not valid YAML"), ("title=[1]", "title"), ("steps", "write key=value")],
+)
+def test_a_bad_parameter_of_an_attack_is_one_sentence(
+    run_cli, small_run: Run, parameter: str, words: str
+) -> None:
+    observation = list_observations(small_run.observations)[0]
+    code, _, told = run_cli("attack", observation, parameter, "--attack", "patch_solve")
+    assert code == 2
+    assert words in told
+    assert "Traceback" not in told

@@ -17,7 +17,8 @@ import yaml
 
 from fedsim.core.spec import load_spec
 from fedsim.core.store import Run
-from fedsim.deployment import Processes, free_ports
+from fedsim.deployment import Processes
+from fedsim.processes import free_ports
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((Path(__file__).parent / "compose_schema.json").read_text())

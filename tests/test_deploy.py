@@ -37,6 +37,7 @@ from fedsim.deployment import (
 )
 from fedsim.grids import InlineGrid, identify
 from fedsim.keys import HOSTS, Keys, check_keys, make_keys
+from fedsim.processes import descendants
 from tests.conftest import small_spec
 
 SCORES = ["round", "client", "attack", "image", "mse", "psnr", "ssim", "label_true", "canary"]
@@ -302,9 +303,9 @@ def test_a_helper_that_left_its_group_is_ended_as_well(tmp_path: Path) -> None:
         processes.start("parent", [sys.executable, "-c", parent], tmp_path)
         pid = processes.running["parent"][0].pid
         end = time.monotonic() + 30
-        while not deployment.descendants(pid) and time.monotonic() < end:
+        while not descendants(pid) and time.monotonic() < end:
             time.sleep(0.05)
-        assert deployment.descendants(pid)
+        assert descendants(pid)
     finally:
         processes.stop()
     _none_alive(mark)

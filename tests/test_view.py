@@ -1,11 +1,9 @@
-"""The viewer: who may look, what can be reached, how runs stand, and what lies side by side."""
+"""The viewer: how runs stand, what lies side by side, and what a browser makes of it."""
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
-import os
 import re
 import shutil
 import signal
@@ -16,11 +14,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from html import unescape
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import uvicorn
 from starlette.responses import HTMLResponse
@@ -32,236 +27,24 @@ from fedsim.core.store import Run
 from fedsim.viewer.app import create_app
 from fedsim.viewer.charts import Series, curves
 from fedsim.viewer.files import Files
-from fedsim.viewer.guard import Guard
 from fedsim.viewer.serving import listen, serve
 from fedsim.viewer.shelf import Shelf, short_names
-from fedsim.viewer.standing import QUIET_SECONDS, Standing, standing
+from fedsim.viewer.standing import QUIET_SECONDS, standing
 from tests.conftest import small_spec
-
-TOKEN = "a token for tests"
-ROOT = Path(__file__).parent.parent
-
-
-def ask(app: ASGIApp, path: str, method: str = "GET", **options: Any) -> httpx.Response:
-    """One request, without following redirects."""
-
-    async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(app=app)
-        base = "http://127.0.0.1:8000"
-        async with httpx.AsyncClient(transport=transport, base_url=base) as client:
-            return await client.request(method, path, **options)
-
-    return asyncio.run(send())
-
-
-def look(app: Guard, path: str) -> httpx.Response:
-    """One request of somebody who was let in."""
-    cookies = ask(app, "/", params={"token": TOKEN}).cookies
-    return ask(app, path, headers={"Cookie": "; ".join(f"{k}={v}" for k, v in cookies.items())})
-
-
-def text(answer: httpx.Response) -> str:
-    """What a reader sees of a page."""
-    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", answer.text)))
-
-
-@pytest.fixture
-def shelf(small_run: Run, tmp_path: Path) -> Path:
-    """A folder with a copy of the finished run in it."""
-    shutil.copytree(small_run.root, tmp_path / "runs" / "done")
-    return tmp_path / "runs"
-
-
-def unfinished(shelf: Path, name: str = "half") -> Path:
-    """A copy that looks as if it were still at work: one round, one job failed, two to come."""
-    root = shelf / name
-    shutil.copytree(shelf / "done", root)
-    for gone in ("summary.json", "report.html", "scores.csv", "scores.parquet"):
-        (root / gone).unlink()
-    shutil.rmtree(root / "reconstructions" / "prior_only")
-    results = sorted((root / "reconstructions/patch_solve").glob("*/*.safetensors"))
-    results[-1].unlink()
-    results[0].unlink()
-    failure = {"job": "a job", "attack": "patch_solve", "kind": "crashed", "reason": "no memory"}
-    results[0].with_suffix(".failed.json").write_text(json.dumps(failure))
-    rounds = (root / "rounds.csv").read_text().splitlines()
-    (root / "rounds.csv").write_text("\n".join(rounds[:2]) + "\n")
-    return root
-
-
-def planned(shelf: Path, name: str = "new") -> Path:
-    (shelf / name).mkdir()
-    shutil.copy(shelf / "done" / "spec.yaml", shelf / name / "spec.yaml")
-    return shelf / name
-
-
-def stands(root: Path, **options: Any) -> Standing:
-    return standing(Files(), Shelf([root]).runs()[0], **options)
-
-
-def key_of(root: Path) -> str:
-    return Shelf([root]).runs()[0].key
-
-
-# Who may look.
-
-
-def test_without_the_token_there_is_one_sentence_and_nothing_else(shelf: Path) -> None:
-    app = create_app([shelf], TOKEN)
-    for path in ("/", "/api/runs", f"/runs/{key_of(shelf)}/report", "/assets/view.css", "/nothing"):
-        for query in ("", "?token=", "?token=wrong"):
-            answer = ask(app, path + query)
-            assert answer.status_code == 403
-            assert answer.text.count("\n") == 1
-            assert "fedsim view" in answer.text
-            assert not answer.cookies
-
-
-def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_cannot_use(shelf: Path) -> None:
-    app = create_app([shelf], TOKEN)
-    answer = ask(app, "/compare", params={"token": TOKEN, "run": "x"})
-    assert answer.status_code == 303
-    assert answer.headers["location"] == "/compare?run=x"
-    cookie = answer.headers["set-cookie"].lower()
-    assert "httponly" in cookie
-    assert "samesite=strict" in cookie
-    assert TOKEN not in answer.headers["set-cookie"]
-    assert look(app, "/").status_code == 200
-    forged = ask(app, "/", headers={"Cookie": f"{app.cookie}={TOKEN}"})
-    assert forged.status_code == 403
-
-
-def test_a_token_at_a_crooked_path_sends_nobody_to_another_site(shelf: Path) -> None:
-    app = create_app([shelf], TOKEN)
-    scope: dict[str, Any] = {"type": "http", "method": "GET", "headers": [(b"host", b"localhost")]}
-    scope |= {"path": "//evil.example/", "raw_path": b"//evil.example/", "scheme": "http"}
-    scope |= {"query_string": f"token={TOKEN.replace(' ', '+')}".encode(), "root_path": ""}
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    asyncio.run(app(scope, None, send))  # type: ignore[arg-type]
-    where = dict(sent[0]["headers"])[b"location"].decode()
-    assert sent[0]["status"] == 303
-    assert where.startswith("/")
-    assert not where.startswith("//")
-
-
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("127.0.0.1:8000", 200),
-        ("localhost:8000", 200),
-        ("LOCALHOST", 200),
-        ("[::1]:8000", 200),
-        ("evil.example:8000", 400),
-        ("127.0.0.1.evil.example", 400),
-        ("localhost.evil.example:8000", 400),
-        ("[::1", 400),
-        ("192.168.0.7:8000", 400),
-        ("0.0.0.0:8000", 400),
-        ("", 400),
-    ],
+from tests.viewing import (
+    ROOT,
+    TOKEN,
+    comparison,
+    key_of,
+    look,
+    planned,
+    shelf,
+    stands,
+    text,
+    unfinished,
 )
-def test_only_loopback_names_are_answered(shelf: Path, host: str, status: int) -> None:
-    app = create_app([shelf], TOKEN)
-    cookies = ask(app, "/", params={"token": TOKEN}).cookies
-    cookie = "; ".join(f"{k}={v}" for k, v in cookies.items())
-    assert ask(app, "/", headers={"Host": host, "Cookie": cookie}).status_code == status
 
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE"])
-def test_only_get_is_answered(shelf: Path, method: str) -> None:
-    answer = ask(create_app([shelf], TOKEN), "/", method, params={"token": TOKEN})
-    assert answer.status_code == 405
-    assert answer.headers["allow"] == "GET"
-    assert not answer.cookies
-
-
-def test_every_answer_forbids_other_sites_and_caches(shelf: Path) -> None:
-    app, key = create_app([shelf], TOKEN), key_of(shelf)
-    paths = ["/", "/api/runs", f"/runs/{key}", f"/runs/{key}/report", "/assets/live.js", "/nothing"]
-    for answer in [*(look(app, path) for path in paths), ask(app, "/")]:
-        policy = answer.headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert not re.search(r"https?:|\*", policy)
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["cache-control"] == "no-store"
-        assert answer.headers["referrer-policy"] == "no-referrer"
-        assert not [name for name in answer.headers if name.startswith("access-control")]
-
-
-def test_a_report_is_shown_as_it_is_in_an_origin_of_its_own(shelf: Path) -> None:
-    app, key = create_app([shelf], TOKEN), key_of(shelf)
-    answer = look(app, f"/runs/{key}/report")
-    assert answer.content == (shelf / "done" / "report.html").read_bytes()
-    policy = answer.headers["content-security-policy"]
-    assert policy.startswith("sandbox")
-    assert "allow-same-origin" not in policy
-    assert f"/runs/{key}/report" in look(app, f"/runs/{key}").text
-
-
-# What can be reached.
-
-
-def test_no_path_leads_out_of_the_runs_or_into_the_vault(shelf: Path) -> None:
-    (shelf.parent / "secret.txt").write_text("a secret")
-    app, key = create_app([shelf], TOKEN), key_of(shelf)
-    truth = next(path.relative_to(shelf) for path in shelf.glob("done/vault/*/*.safetensors"))
-    tries = [
-        "/../secret.txt",
-        "/%2e%2e/secret.txt",
-        f"/runs/{key}/../../secret.txt",
-        f"/runs/{key}/%2e%2e%2f%2e%2e%2fsecret.txt",
-        "/runs/..%2f..%2fsecret.txt/report",
-        "/runs/%2e%2e/report",
-        "/assets/../app.py",
-        "/assets/%2e%2e%2fapp.py",
-        f"/runs/{key}/vault",
-        f"/runs/{key}/{truth.relative_to('done')}",
-        f"/{truth}",
-        f"/runs/{key}/spec.yaml",
-        f"/runs/{key}/reconstructions/patch_solve",
-        f"/compare?run={key}&run=../../secret.txt",
-        f"/compare?run={key}&run={shelf.parent}",
-    ]
-    for path in tries:
-        answer = look(app, path)
-        assert answer.status_code == 404, path
-        assert "a secret" not in answer.text
-
-
-def test_a_link_out_of_the_run_is_not_followed(shelf: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.html"
-    secret.write_text("a secret")
-    root = shelf / "done"
-    (root / "report.html").unlink()
-    (root / "report.html").symlink_to(secret)
-    (shelf / "elsewhere").symlink_to(tmp_path)
-    app, key = create_app([shelf], TOKEN), key_of(shelf)
-    assert look(app, f"/runs/{key}/report").status_code == 404
-    assert [run["name"] for run in look(app, "/api/runs").json()["runs"]] == ["done"]
-    (root / "summary.json").unlink()
-    (root / "summary.json").symlink_to(secret)
-    assert "leaves the run's directory" in text(look(create_app([shelf], TOKEN), "/"))
-
-
-def test_pictures_behind_links_are_not_compared(shelf: Path) -> None:
-    shutil.copytree(shelf / "done", shelf / "linked")
-    vault = shelf / "linked" / "vault"
-    shutil.rmtree(vault)
-    vault.symlink_to(shelf / "done" / "vault")
-    page = look(app := create_app([shelf], TOKEN), _compare(app, "done", "linked"))
-    assert "No picture of it can be shown" in page.text
-    assert "did not attack the same pictures" in text(page)
-
-
-def test_a_pipe_in_the_place_of_a_report_stops_nobody(shelf: Path) -> None:
-    (shelf / "done" / "summary.json").unlink()
-    os.mkfifo(shelf / "done" / "summary.json")
-    assert stands(shelf).state == "damaged"
-
+__all__ = ["shelf"]
 
 # How runs stand.
 
@@ -380,7 +163,7 @@ def test_a_damaged_run_is_told_in_one_line_and_others_are_shown(
     assert name in runs["bad"]["words"]
     assert "\n" not in runs["bad"]["words"]
     assert runs["done"]["state"] == "finished"
-    for path in ("/", f"/runs/{runs['bad']['key']}", _compare(app, "bad", "done")):
+    for path in ("/", f"/runs/{runs['bad']['key']}", comparison(app, "bad", "done")):
         page = look(app, path)
         assert page.status_code == 200
         assert name in text(page)
@@ -420,11 +203,6 @@ def test_a_file_that_changes_is_read_again(shelf: Path) -> None:
 # Side by side.
 
 
-def _compare(app: Guard, *names: str) -> str:
-    keys = {run["name"]: run["key"] for run in look(app, "/api/runs").json()["runs"]}
-    return "/compare?" + "&".join(f"run={keys[name]}" for name in names)
-
-
 @pytest.fixture(scope="module")
 def two(small_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small run, and the same with noise."""
@@ -438,7 +216,7 @@ def two(small_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_runs_lie_side_by_side(two: Path) -> None:
     app = create_app([two], TOKEN)
-    page = look(app, _compare(app, "plain", "noisy"))
+    page = look(app, comparison(app, "plain", "noisy"))
     shown = text(page)
     assert "defenses none gaussian_noise (std 0.01, relative true)" in shown
     assert "seed" not in shown  # the same in both
@@ -457,7 +235,7 @@ def test_two_runs_lie_side_by_side(two: Path) -> None:
 
 def test_the_same_client_of_another_seed_is_another_picture(two: Path) -> None:
     app = create_app([two], TOKEN)
-    page = look(app, _compare(app, "plain", "seeded"))
+    page = look(app, comparison(app, "plain", "seeded"))
     assert "did not attack the same pictures" in text(page)
     assert "pictures that both runs attacked" not in text(page)
     assert page.text.count('class="pair"') == 8
@@ -466,7 +244,7 @@ def test_the_same_client_of_another_seed_is_another_picture(two: Path) -> None:
 def test_an_unfinished_run_lies_beside_a_finished_one(shelf: Path) -> None:
     unfinished(shelf)
     app = create_app([shelf], TOKEN)
-    shown = text(look(app, _compare(app, "done", "half")))
+    shown = text(look(app, comparison(app, "done", "half")))
     assert "the specs are the same" in shown
     assert "no result yet" in shown
     assert "1 of 2 rounds" in shown
@@ -477,7 +255,7 @@ def test_damaged_pictures_leave_the_rest_of_a_comparison(shelf: Path) -> None:
     for path in (shelf / "bad" / "reconstructions").glob("*/*/*.safetensors"):
         path.write_bytes(b"nothing")
     app = create_app([shelf], TOKEN)
-    page = look(app, _compare(app, "bad", "done"))
+    page = look(app, comparison(app, "bad", "done"))
     assert page.status_code == 200
     assert "Its pictures cannot be shown" in text(page)
     assert page.text.count('class="pair"') == 4  # those of the other
@@ -485,10 +263,10 @@ def test_damaged_pictures_leave_the_rest_of_a_comparison(shelf: Path) -> None:
 
 def test_a_comparison_asks_for_two_to_four_runs_that_are_here(two: Path) -> None:
     app = create_app([two], TOKEN)
-    assert look(app, _compare(app, "plain")).status_code == 400
-    assert look(app, _compare(app, "plain", "plain")).status_code == 400
+    assert look(app, comparison(app, "plain")).status_code == 400
+    assert look(app, comparison(app, "plain", "plain")).status_code == 400
     assert look(app, "/compare").status_code == 400
-    assert look(app, _compare(app, "plain") + "&run=unknown").status_code == 404
+    assert look(app, comparison(app, "plain") + "&run=unknown").status_code == 404
 
 
 def test_names_from_a_run_are_text_not_markup(shelf: Path) -> None:
@@ -642,7 +420,7 @@ def test_no_page_needs_sideways_scroll_on_a_phone(two: Path, tmp_path: Path) -> 
     shutil.copytree(shelf / "plain", shelf / "done")
     root = unfinished(shelf, "a-run-with-a-name-that-is-much-too-long-for-the-screen-of-a-phone")
     guarded = create_app([shelf], TOKEN)
-    compared = _compare(guarded, "plain", "noisy", "done")
+    compared = comparison(guarded, "plain", "noisy", "done")
     paths = ["/", f"/runs/{key_of(root)}", f"/runs/{key_of(shelf / 'plain')}", compared]
     frames = "".join(
         f'<iframe width="390" height="800" src="{p}{"&" if "?" in p else "?"}'

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from fedsim import default_output
 from fedsim.core.errors import SpecError
-from fedsim.core.spec import Component, Spec, load_spec
+from fedsim.core.spec import Component, Spec, load_spec, read_value
 from fedsim.core.store import Run
 
 if TYPE_CHECKING:
@@ -58,18 +59,20 @@ def checked_spec(spec: str | None, overrides: list[str] | None) -> Spec:
 
 
 def component_of(name: str, params: list[str]) -> Component:
-    return Component.model_validate({**values_of(params), "name": name})
+    try:
+        return Component.model_validate({**values_of(params), "name": name})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SpecError(f"'{first['loc'][-1]}': {first['msg']}.") from error
 
 
 def values_of(params: list[str]) -> dict[str, Any]:
-    import yaml
-
     values: dict[str, Any] = {}
     for param in params:
         key, equals, text = param.partition("=")
         if not equals:
             raise SpecError(f"'{param}' is not a parameter; write key=value.")
-        values[key] = yaml.safe_load(text)
+        values[key] = read_value(key, text)
     return values
 
 

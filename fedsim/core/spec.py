@@ -309,10 +309,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
     parts = key.strip().split(".")
     if not equals or not all(parts):
         raise SpecError(f"'{override}' is not an override; write key.sub=value.")
-    try:
-        value = yaml.safe_load(text)
-    except Exception as error:  # the parser has more ways to fail than errors of its own
-        raise SpecError(f"override '{key}': '{text}' is not valid YAML.") from error
+    value = read_value(key, text)
     node = content
     for part in parts[:-1]:
         child = node.get(part)
@@ -325,6 +322,14 @@ def _apply(content: dict[str, Any], override: str) -> None:
         node[part] = dict(child)
         node = node[part]
     node[parts[-1]] = value
+
+
+def read_value(key: str, text: str) -> Any:
+    """What stands behind ``key=`` on a command line: YAML."""
+    try:
+        return yaml.safe_load(text)
+    except Exception as error:  # the parser has more ways to fail than errors of its own
+        raise SpecError(f"override '{key}': '{text}' is not valid YAML.") from error
 
 
 def _explain(error: ValidationError) -> str:

@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import yaml
 
 from attacks import create_attack
 from fedsim.core.knowledge import THREATS, granted_by
 from fedsim.linting.facts import ACTS, Facts, Guard
 from fedsim.linting.findings import Finding, Severity
 from fedsim.linting.rehearsal import EXACT_DB
+from fedsim.linting.remedies import (
+    aggregated,
+    aggregation_last,
+    mixed,
+    more_clients,
+    with_attack,
+    with_defense,
+    without_defense,
+)
 
 Rule = Callable[[Facts], Iterator[Finding]]
 
 CLEAR_DB = 30.0  # what a verdict calls LEAKS
 MOSTLY = 0.75  # of the pictures, for a rehearsal to count as exact
 CLEAR_SHARE = 0.5  # of the batches, for labels to count as read
-SAFE_BATCH = 8
 LOOSE, MEANINGLESS = 10.0, 100.0  # epsilon: little is promised; nothing is
 
 NAMES = {
@@ -105,7 +110,7 @@ def _inversion(
             f" This spec's attacker (threat {facts.spec.threat.model}) lacks {', '.join(lacking)}; "
             f"a server that knows them (threat {letter}) does not."
         )
-    yield Finding(rule, severity, system + told, _mixed(facts), letter)
+    yield Finding(rule, severity, system + told, mixed(facts), letter)
 
 
 def _severity(facts: Facts, determined: bool) -> Severity | None:
@@ -141,7 +146,7 @@ def layer_by_layer(facts: Facts) -> Iterator[Finding]:
         f"{_one_picture(facts)}, and the model is a plain chain of layers without pooling or "
         f"skips: each layer's input solves two linear systems (R-GAP), as far as their rank goes."
     )
-    yield Finding("layer-by-layer", "likely", reason, _mixed(facts), "B")
+    yield Finding("layer-by-layer", "likely", reason, mixed(facts), "B")
 
 
 def ended_by(facts: Facts) -> Iterator[Finding]:
@@ -177,7 +182,7 @@ def bypassed(facts: Facts) -> Iterator[Finding]:
         else:
             why = "does not touch what the closed form reads"
         reason = f"{guard.name} {why}: one picture behind an update is recovered in spite of it."
-        yield Finding("bypassed-defense", "certain", reason, _mixed(facts))
+        yield Finding("bypassed-defense", "certain", reason, mixed(facts))
 
 
 def low_rank_positions(facts: Facts) -> Iterator[Finding]:
@@ -224,7 +229,7 @@ def labels(facts: Facts) -> Iterator[Finding]:
     more = "" if "bias" in facts.head or single else " Repeated labels do not show there."
     steps = "" if facts.steps == 1 else " Several local steps blur the counts."
     reason = f"{what} read from {where}: only a class that is there can be negative ({told})."
-    remedy = _aggregated(facts) or _with_defense(facts, {"name": "withheld", "parts": ["head"]})
+    remedy = aggregated(facts) or with_defense(facts, {"name": "withheld", "parts": ["head"]})
     yield Finding("labels", severity, reason + more + steps, remedy, "B")
 
 
@@ -261,7 +266,7 @@ def lonely_aggregation(facts: Facts) -> Iterator[Finding]:
             "secure_aggregation sums one client a round: there is nobody to share a mask with, "
             "and the sum is that client's update."
         )
-        yield Finding("lonely-aggregation", "certain", reason, _more_clients(facts))
+        yield Finding("lonely-aggregation", "certain", reason, more_clients(facts))
     else:
         reason = (
             f"secure_aggregation shows the server sums of {cohort} clients: what it hides among "
@@ -276,7 +281,7 @@ def lonely_aggregation(facts: Facts) -> Iterator[Finding]:
                 f"{later.name} stands after secure_aggregation and changes numbers that are masked "
                 f"already: the masks no longer cancel, and the sum is of no use."
             )
-            yield Finding("order-of-defenses", "likely", reason, _aggregation_last(facts))
+            yield Finding("order-of-defenses", "likely", reason, aggregation_last(facts))
 
 
 def replaced_gradient(facts: Facts) -> Iterator[Finding]:
@@ -287,9 +292,8 @@ def replaced_gradient(facts: Facts) -> Iterator[Finding]:
             f"{guard.name} and {own[-1].name} both compute the batch's gradient; the later one "
             f"replaces the earlier, so {guard.name} protects nothing."
         )
-        kept = [c.model_dump(mode="json", exclude_none=True) for c in facts.spec.defenses]
-        kept = [c for c in kept if c["name"] != own[-1].name]
-        yield Finding("replaced-gradient", "certain", reason, (_defenses(kept),))
+        remedy = without_defense(facts, own[-1].name)
+        yield Finding("replaced-gradient", "certain", reason, remedy)
 
 
 def budget(facts: Facts) -> Iterator[Finding]:
@@ -303,7 +307,7 @@ def budget(facts: Facts) -> Iterator[Finding]:
         name, epsilon = entry["defense"], entry["epsilon"]
         # What DP-SGD refuses is no remedy.
         fits = not facts.batchnorms
-        remedy = _with_defense(facts, {"name": "dp_sgd"}, instead=name) if fits else ()
+        remedy = with_defense(facts, {"name": "dp_sgd"}, instead=name) if fits else ()
         if epsilon is None or not math.isfinite(epsilon):
             reason = (
                 f"{name} adds no noise: its budget is infinite, and clipping alone hides nothing."
@@ -344,7 +348,7 @@ def readable_mask(facts: Facts) -> Iterator[Finding]:
         f"{rest} of {tokens.patches} patches keep equations of their own."
     )
     severity: Severity = "likely" if facts.one_image and rest else "note"
-    yield Finding("readable-mask", severity, reason, _mixed(facts) if severity == "likely" else ())
+    yield Finding("readable-mask", severity, reason, mixed(facts) if severity == "likely" else ())
 
 
 def strangers(facts: Facts) -> Iterator[Finding]:
@@ -377,9 +381,7 @@ def missing_attack(facts: Facts) -> Iterator[Finding]:
         attack = wanted[finding.rule]
         if attack not in named:
             reason = f"An audit of this spec would miss it: {attack} is not among its attacks."
-            own = [c.model_dump(mode="json", exclude_none=True) for c in facts.spec.attacks]
-            remedy = f"attacks={_flow([*own, {'name': attack}])}"
-            yield Finding("missing-attack", "note", reason, (remedy,))
+            yield Finding("missing-attack", "note", reason, with_attack(facts, attack))
 
 
 def first_round_only(facts: Facts) -> Iterator[Finding]:
@@ -432,7 +434,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-# -- words and remedies --------------------------------------------------------------------------
+# -- words --------------------------------------------------------------------------
 
 
 def _one_picture(facts: Facts) -> str:
@@ -455,49 +457,3 @@ def _acting(facts: Facts) -> list[Guard]:
 def _certain_picture(facts: Facts) -> bool:
     found = [*exact_by_patches(facts), *exact_by_rows(facts)]
     return any(finding.severity == "certain" for finding in found)
-
-
-def _mixed(facts: Facts) -> tuple[str, ...]:
-    """Several pictures in every update: by the batch, else by a sum over clients."""
-    if facts.shard is None or facts.shard >= SAFE_BATCH:
-        return (f"train.batch_size={SAFE_BATCH}",)
-    return _aggregated(facts)
-
-
-def _aggregated(facts: Facts) -> tuple[str, ...]:
-    if facts.guard("secure_aggregation") is not None:
-        return _more_clients(facts) if facts.spec.cohort_size == 1 else ()
-    added = _with_defense(facts, {"name": "secure_aggregation"})
-    return added if facts.spec.cohort_size > 1 else (*added, *_more_clients(facts))
-
-
-def _more_clients(facts: Facts) -> tuple[str, ...]:
-    if facts.spec.data.clients > 1:
-        return ("train.clients_per_round=null",)
-    return ("data.clients=8", "train.clients_per_round=null")
-
-
-def _aggregation_last(facts: Facts) -> tuple[str, ...]:
-    every = [c.model_dump(mode="json", exclude_none=True) for c in facts.spec.defenses]
-    last = [c for c in every if c["name"] == "secure_aggregation"]
-    return (_defenses([c for c in every if c not in last] + last),)
-
-
-def _with_defense(
-    facts: Facts, component: dict[str, Any], instead: str | None = None
-) -> tuple[str, ...]:
-    every = [c.model_dump(mode="json", exclude_none=True) for c in facts.spec.defenses]
-    kept = [c for c in every if c["name"] not in (instead, component["name"])]
-    # A sum is masked last: what comes after it would break the masks.
-    masked = [c for c in kept if c["name"] == "secure_aggregation"]
-    rest = [c for c in kept if c not in masked]
-    return (_defenses([*rest, component, *masked]),)
-
-
-def _defenses(components: list[dict[str, Any]]) -> str:
-    return f"defenses={_flow(components)}"
-
-
-def _flow(value: Any) -> str:
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
-    return text.strip()

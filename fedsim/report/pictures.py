@@ -145,21 +145,17 @@ def galleries(
 def film_of(
     jobs: list[Job], own: pd.DataFrame, *, redacted: bool = False
 ) -> tuple[list[Frame], str]:
-    """How an attack came to its closest picture, of those that were filmed: the first of a batch.
+    """How an attack came to the batch with its closest picture.
 
     The order of a reconstructed batch means nothing, so frames belong to no true picture yet; they
     are shown for what they are, the first image of the attack's answer.
     """
-    best = own.sort_values("psnr", ascending=False)
-    for row in best.to_dict("records"):
-        here = (row["attack"], row["round"], row["client"], row["trial"])
-        for job in jobs:
-            if (job.label, job.round, job.client, job.trial) == here and job.result.is_file():
-                result = Reconstruction.load(job.result)
-                place = f"round {job.round}, client {job.client}"
-                frames = [(step, images[0]) for step, images in result.film.items()]
-                return [_frame(step, image, redacted) for step, image in frames], place
-    return [], ""
+    best = own.sort_values("psnr").iloc[-1]
+    at = (best["attack"], best["round"], best["client"], best["trial"])
+    job = next(job for job in jobs if (job.label, job.round, job.client, job.trial) == at)
+    film = Reconstruction.load(job.result).film
+    frames = [_frame(step, images[0], redacted) for step, images in film.items()]
+    return frames, f"round {job.round}, client {job.client}"
 
 
 def _frame(step: int, image: Tensor, redacted: bool) -> Frame:

@@ -1,0 +1,124 @@
+"""Child processes that are servers: started apart, watched, and ended with all they started.
+
+A process id alone says little, because ids are used again; with the moment it began it is one
+process and no other. Where the system has no /proc, nothing is found beyond a process's own group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+DEAD = ("Z", "X")
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process that leads a group of its own, and when it began."""
+
+    pid: int
+    began: str
+
+    @property
+    def lives(self) -> bool:
+        return bool(self.began) and began(self.pid) == self.began
+
+
+def spawn(command: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; all it says goes into ``log``."""
+    with log.open("wb") as sink:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+        )
+
+
+def child_of(process: subprocess.Popen[bytes]) -> Child:
+    return Child(process.pid, began(process.pid))
+
+
+def end(child: Child, seconds: float = 15) -> None:
+    """Ask a process and all that descends from it to end, then make them."""
+    family = {child, *descendants(child.pid)}
+    signal_group(child.pid, signal.SIGTERM)
+    for _ in tries(seconds):
+        with contextlib.suppress(ChildProcessError):  # it need not be a child of this process
+            os.waitpid(child.pid, os.WNOHANG)
+        if not child.lives:
+            break
+    family = family.union(*(descendants(one.pid) for one in family if one.lives))
+    signal_group(child.pid, signal.SIGKILL)  # what it left in its group
+    for one in family:
+        if one.lives:  # else the number is another's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
+
+
+def signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def descendants(pid: int) -> set[Child]:
+    """Every living process under one."""
+    found: set[Child] = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it ended while we looked
+            for child in map(int, children.read_text().split()):
+                found |= {Child(child, began(child)), *descendants(child)}
+    return found
+
+
+def began(pid: int) -> str:
+    """When a process began, in the system's own count; nothing where it is gone."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in DEAD else rest[18]
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((LOOPBACK, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def answers(port: int, host: str = LOOPBACK) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
+        return True
+    return False
+
+
+def tries(seconds: float) -> Iterator[None]:
+    """Again and again, until the time is over."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        yield
+        time.sleep(0.1)
+
+
+def said(log: Path) -> str:
+    """What a log says, without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log that says something."""
+    lines = [line.strip() for line in said(log).splitlines()]
+    return next((line for line in reversed(lines) if re.search(r"\w", line)), "it said nothing")

@@ -1,0 +1,176 @@
+"""Who may look at runs in a browser, and what can be reached: token, cookie, host, paths, links."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.viewer.app import create_app
+from tests.viewing import TOKEN, ask, comparison, key_of, look, shelf, stands, text
+
+__all__ = ["shelf"]
+
+# Who may look.
+
+
+def test_without_the_token_there_is_one_sentence_and_nothing_else(shelf: Path) -> None:
+    app = create_app([shelf], TOKEN)
+    for path in ("/", "/api/runs", f"/runs/{key_of(shelf)}/report", "/assets/view.css", "/nothing"):
+        for query in ("", "?token=", "?token=wrong"):
+            answer = ask(app, path + query)
+            assert answer.status_code == 403
+            assert answer.text.count("\n") == 1
+            assert "fedsim view" in answer.text
+            assert not answer.cookies
+
+
+def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_cannot_use(shelf: Path) -> None:
+    app = create_app([shelf], TOKEN)
+    answer = ask(app, "/compare", params={"token": TOKEN, "run": "x"})
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/compare?run=x"
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert TOKEN not in answer.headers["set-cookie"]
+    assert look(app, "/").status_code == 200
+    forged = ask(app, "/", headers={"Cookie": f"{app.cookie}={TOKEN}"})
+    assert forged.status_code == 403
+
+
+def test_a_token_at_a_crooked_path_sends_nobody_to_another_site(shelf: Path) -> None:
+    app = create_app([shelf], TOKEN)
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "headers": [(b"host", b"localhost")]}
+    scope |= {"path": "//evil.example/", "raw_path": b"//evil.example/", "scheme": "http"}
+    scope |= {"query_string": f"token={TOKEN.replace(' ', '+')}".encode(), "root_path": ""}
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, None, send))  # type: ignore[arg-type]
+    where = dict(sent[0]["headers"])[b"location"].decode()
+    assert sent[0]["status"] == 303
+    assert where.startswith("/")
+    assert not where.startswith("//")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("localhost:8000", 200),
+        ("LOCALHOST", 200),
+        ("[::1]:8000", 200),
+        ("evil.example:8000", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("localhost.evil.example:8000", 400),
+        ("[::1", 400),
+        ("192.168.0.7:8000", 400),
+        ("0.0.0.0:8000", 400),
+        ("", 400),
+    ],
+)
+def test_only_loopback_names_are_answered(shelf: Path, host: str, status: int) -> None:
+    app = create_app([shelf], TOKEN)
+    cookies = ask(app, "/", params={"token": TOKEN}).cookies
+    cookie = "; ".join(f"{k}={v}" for k, v in cookies.items())
+    assert ask(app, "/", headers={"Host": host, "Cookie": cookie}).status_code == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE"])
+def test_only_get_is_answered(shelf: Path, method: str) -> None:
+    answer = ask(create_app([shelf], TOKEN), "/", method, params={"token": TOKEN})
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "GET"
+    assert not answer.cookies
+
+
+def test_every_answer_forbids_other_sites_and_caches(shelf: Path) -> None:
+    app, key = create_app([shelf], TOKEN), key_of(shelf)
+    paths = ["/", "/api/runs", f"/runs/{key}", f"/runs/{key}/report", "/assets/live.js", "/nothing"]
+    for answer in [*(look(app, path) for path in paths), ask(app, "/")]:
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert not re.search(r"https?:|\*", policy)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_report_is_shown_as_it_is_in_an_origin_of_its_own(shelf: Path) -> None:
+    app, key = create_app([shelf], TOKEN), key_of(shelf)
+    answer = look(app, f"/runs/{key}/report")
+    assert answer.content == (shelf / "done" / "report.html").read_bytes()
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("sandbox")
+    assert "allow-same-origin" not in policy
+    assert f"/runs/{key}/report" in look(app, f"/runs/{key}").text
+
+
+# What can be reached.
+
+
+def test_no_path_leads_out_of_the_runs_or_into_the_vault(shelf: Path) -> None:
+    (shelf.parent / "secret.txt").write_text("a secret")
+    app, key = create_app([shelf], TOKEN), key_of(shelf)
+    truth = next(path.relative_to(shelf) for path in shelf.glob("done/vault/*/*.safetensors"))
+    tries = [
+        "/../secret.txt",
+        "/%2e%2e/secret.txt",
+        f"/runs/{key}/../../secret.txt",
+        f"/runs/{key}/%2e%2e%2f%2e%2e%2fsecret.txt",
+        "/runs/..%2f..%2fsecret.txt/report",
+        "/runs/%2e%2e/report",
+        "/assets/../app.py",
+        "/assets/%2e%2e%2fapp.py",
+        f"/runs/{key}/vault",
+        f"/runs/{key}/{truth.relative_to('done')}",
+        f"/{truth}",
+        f"/runs/{key}/spec.yaml",
+        f"/runs/{key}/reconstructions/patch_solve",
+        f"/compare?run={key}&run=../../secret.txt",
+        f"/compare?run={key}&run={shelf.parent}",
+    ]
+    for path in tries:
+        answer = look(app, path)
+        assert answer.status_code == 404, path
+        assert "a secret" not in answer.text
+
+
+def test_a_link_out_of_the_run_is_not_followed(shelf: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.html"
+    secret.write_text("a secret")
+    root = shelf / "done"
+    (root / "report.html").unlink()
+    (root / "report.html").symlink_to(secret)
+    (shelf / "elsewhere").symlink_to(tmp_path)
+    app, key = create_app([shelf], TOKEN), key_of(shelf)
+    assert look(app, f"/runs/{key}/report").status_code == 404
+    assert [run["name"] for run in look(app, "/api/runs").json()["runs"]] == ["done"]
+    (root / "summary.json").unlink()
+    (root / "summary.json").symlink_to(secret)
+    assert "leaves the run's directory" in text(look(create_app([shelf], TOKEN), "/"))
+
+
+def test_pictures_behind_links_are_not_compared(shelf: Path) -> None:
+    shutil.copytree(shelf / "done", shelf / "linked")
+    vault = shelf / "linked" / "vault"
+    shutil.rmtree(vault)
+    vault.symlink_to(shelf / "done" / "vault")
+    page = look(app := create_app([shelf], TOKEN), comparison(app, "done", "linked"))
+    assert "No picture of it can be shown" in page.text
+    assert "did not attack the same pictures" in text(page)
+
+
+def test_a_pipe_in_the_place_of_a_report_stops_nobody(shelf: Path) -> None:
+    (shelf / "done" / "summary.json").unlink()
+    os.mkfifo(shelf / "done" / "summary.json")
+    assert stands(shelf).state == "damaged"
