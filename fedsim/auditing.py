@@ -38,7 +38,8 @@ from fedsim.planning import (
 )
 from fedsim.scoring import failures, results_of, score_jobs
 from fedsim.server import AdversarialStrategy, create_strategy, read_checkpoint
-from fedsim.simulation import ray_session, run_federation
+from fedsim.sessions import ray_session
+from fedsim.simulation import run_federation
 from fedsim.statistics import compare, over_rounds, population
 from fedsim.verdict import BASELINE, summarise
 from fedsim.watch import Silent, Watch

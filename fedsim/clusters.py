@@ -17,11 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsim import tokens
 from fedsim.core.cache import cache_folder
 from fedsim.core.errors import RunError
 from fedsim.core.store import write_json
 from fedsim.processes import LOOPBACK, Child, child_of, end, free_ports, last_words, spawn, tries
-from fedsim.simulation import ATTACK_RESOURCE
+
+ATTACK_RESOURCE = "attack"  # what a node offers that takes attack workers
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def read(file: Path) -> Cluster | None:
     """What the state file says, or None where there is none."""
     try:
         content = json.loads(file.read_text())
-        nodes = tuple(Child(int(node["pid"]), str(node["began"])) for node in content["nodes"])
+        nodes = tuple(Child(int(node["pid"]), float(node["began"])) for node in content["nodes"])
         return Cluster(str(content["address"]), str(content["folder"]), nodes)
     except FileNotFoundError:
         return None
@@ -182,7 +184,7 @@ def _split(address: str) -> tuple[str, int]:
 def _environment() -> dict[str, str]:
     quiet = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     path = os.pathsep.join(p for p in sys.path if p)
-    return {**os.environ, **quiet, "PYTHONPATH": path}
+    return {**os.environ, **quiet, **tokens.settings(), "PYTHONPATH": path}
 
 
 def _spawn(command: list[str], log: Path) -> Child:

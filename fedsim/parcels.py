@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import ray
 
 from attacks import create_attack
 from fedsim.core.attack import Lesson, Progress, Reconstruction
@@ -23,7 +27,7 @@ from fedsim.core.store import write_atomically
 from fedsim.jobs import AnyJob, Handout, Job, LessonJob, Secrets, work
 
 _OBSERVATIONS, _MEMORY, _RESULTS, _THREAT = "observations", "memory", "results", "threat"
-Stamp = tuple[int, str]  # size, and of small files the content's hash
+Stamp = tuple[int, str]  # size, and the hash of the beginning, where tensors have their seal
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,39 @@ def sees(expected: Mapping[Path, Stamp]) -> bool:
 
 def pack(files: Mapping[str, Path]) -> dict[str, bytes]:
     return {name: file.read_bytes() for name, file in files.items()}
+
+
+class Post:
+    """Parcels in Ray's object store, in which every file lies once.
+
+    The jobs of a round share its weights. What was not asked for lately is let go of when there
+    is more than ``room`` bytes.
+    """
+
+    def __init__(self, room: int = 2**30):
+        self.room = room
+        self._held: OrderedDict[tuple[Path, int, int], ray.ObjectRef] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def send(self, files: Mapping[str, Path]) -> dict[str, ray.ObjectRef]:
+        with self._lock:
+            sent = {name: self._put(file) for name, file in files.items()}
+            while len(self._held) > 1 and sum(size for _, size, _ in self._held) > self.room:
+                self._held.popitem(last=False)  # whoever was sent it holds it still
+        return sent
+
+    def _put(self, file: Path) -> ray.ObjectRef:
+        about = file.stat()
+        key = (file, about.st_size, about.st_mtime_ns)
+        if key not in self._held:
+            self._held[key] = ray.put(file.read_bytes())
+        self._held.move_to_end(key)
+        return self._held[key]
+
+
+def fetched(sent: Mapping[str, ray.ObjectRef]) -> dict[str, bytes]:
+    """A parcel that was sent, at the worker's end."""
+    return dict(zip(sent, ray.get(list(sent.values())), strict=True))
 
 
 def work_on(
@@ -169,5 +206,5 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _stamp(file: Path) -> Stamp:
-    small = file.suffix == ".json"
-    return file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest() if small else ""
+    with file.open("rb") as stream:
+        return file.stat().st_size, hashlib.sha256(stream.read(2**16)).hexdigest()

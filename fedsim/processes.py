@@ -1,7 +1,7 @@
 """Child processes that are servers: started apart, watched, and ended with all they started.
 
 A process id alone says little, because ids are used again; with the moment it began it is one
-process and no other. Where the system has no /proc, nothing is found beyond a process's own group.
+process and no other.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 LOOPBACK = "127.0.0.1"
-DEAD = ("Z", "X")
+DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,13 @@ class Child:
     """A process that leads a group of its own, and when it began."""
 
     pid: int
-    began: str
+    began: float | None
 
     @property
     def lives(self) -> bool:
-        return bool(self.began) and began(self.pid) == self.began
+        now = began(self.pid)
+        # A clock that is set right moves the moment by as much.
+        return now is not None and self.began is not None and abs(now - self.began) < 5
 
 
 def spawn(command: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -74,21 +78,20 @@ def signal_group(pid: int, number: int) -> None:
 
 def descendants(pid: int) -> set[Child]:
     """Every living process under one."""
-    found: set[Child] = set()
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it ended while we looked
-            for child in map(int, children.read_text().split()):
-                found |= {Child(child, began(child)), *descendants(child)}
-    return found
-
-
-def began(pid: int) -> str:
-    """When a process began, in the system's own count; nothing where it is gone."""
     try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state in DEAD else rest[18]
+        found = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return set()
+    return {Child(one.pid, began(one.pid)) for one in found}
+
+
+def began(pid: int) -> float | None:
+    """When a process began; None where it is gone."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() in DEAD else process.create_time()
+    except psutil.NoSuchProcess:
+        return None
 
 
 def free_ports(count: int) -> list[int]:

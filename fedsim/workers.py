@@ -19,14 +19,15 @@ from typing import Any, Protocol
 
 import ray
 
+from fedsim.clusters import ATTACK_RESOURCE
 from fedsim.core.attack import Lesson, Progress, Reconstruction
 from fedsim.core.device import threads
 from fedsim.core.errors import AttackError, FedsimError, RunError
 from fedsim.core.spec import Spec
 from fedsim.core.store import write_json
 from fedsim.jobs import AnyJob, Handout, Job, Secrets, work
-from fedsim.parcels import Returned, Stamp, keep, pack, reads, sees, stamps, work_on
-from fedsim.simulation import ATTACK_RESOURCE, own_version, refuse_version, worker_gpus
+from fedsim.parcels import Post, Returned, Stamp, fetched, keep, reads, sees, stamps, work_on
+from fedsim.sessions import own_version, refuse_version, worker_gpus
 
 
 class Watcher(Protocol):
@@ -196,14 +197,14 @@ class AttackWorker:
         job: AnyJob,
         handout: Handout,
         secrets: Secrets,
-        parcel: dict[str, bytes] | None = None,
+        sent: dict[str, ray.ObjectRef] | None = None,
     ) -> Returned:
         """Do a job on the driver's files, or where these are not here, on a parcel of them."""
         self.state = (0, 0, None)
         with threads(self.cpu_threads):
             try:
-                if parcel is not None:
-                    return work_on(parcel, job, handout, secrets, self._report)
+                if sent is not None:
+                    return work_on(fetched(sent), job, handout, secrets, self._report)
                 return Returned(work(job, handout, secrets, self._report), {})
             except FedsimError as error:
                 # Ray wraps what an actor raises; ours must arrive as what they are.
@@ -246,7 +247,7 @@ class RayPool(Pool):
         workers = spec.engine.attack_workers
         cpus = spec.engine.cpus or os.cpu_count() or 1
         self.elsewhere = spec.engine.address is not None
-        self.shared = ray.put(handout)
+        self.shared, self.post = ray.put(handout), Post()
         self.jobs: queue.Queue[AnyJob | None] = queue.Queue()
         self.lost: dict[Path, list[str]] = {}  # by result, the nodes on which a worker died over it
         self.broken: Exception | None = None
@@ -355,8 +356,8 @@ class RayPool(Pool):
 
     def _remote(self, actor: Any, home: Home, job: AnyJob) -> Reconstruction | Lesson:
         try:
-            parcel = self._parcel(actor, job) if self.elsewhere else None
-            future = actor.work.remote(job, self.shared, self._secrets(job), parcel)
+            sent = self._sent(actor, job) if self.elsewhere else None
+            future = actor.work.remote(job, self.shared, self._secrets(job), sent)
             while not ray.wait([future], timeout=0.3)[0]:
                 try:
                     done, total, loss = ray.get(actor.status.remote(), timeout=1)
@@ -376,12 +377,10 @@ class RayPool(Pool):
             raise _LostError(home.node) from error
         return keep(returned, job)
 
-    def _parcel(self, actor: Any, job: AnyJob) -> Any:
+    def _sent(self, actor: Any, job: AnyJob) -> dict[str, ray.ObjectRef] | None:
         """What the job reads, in Ray's object store, where the worker does not see the disk."""
         files = reads(job, self.handout)
-        if ray.get(actor.sees.remote(stamps(files))):
-            return None
-        return ray.put(pack(files))
+        return None if ray.get(actor.sees.remote(stamps(files))) else self.post.send(files)
 
 
 def _still_up(nodes: list[str], seconds: float = 15) -> list[str]:

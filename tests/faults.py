@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+import ray
 import torch
 from torch import Tensor, nn
 
@@ -134,10 +135,10 @@ class KillsItsClient(Defense):
 
 @dataclass(frozen=True)
 class SaysWhere:
-    """Grey, after a while, with a note of the folder that it was given to work in."""
+    """Grey, once it has begun on so many nodes, which the marker lists; a note has its folder."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"image_size", "batch_size", "weights"})
-    seconds: float = 0.0
+    nodes: int = 0
     marker: str = ""
 
     def reconstruct(
@@ -145,8 +146,11 @@ class SaysWhere:
     ) -> Reconstruction:
         if self.marker:
             with open(self.marker, "a") as stream:
-                stream.write("begun\n")
-        time.sleep(self.seconds)
+                stream.write(f"{ray.get_runtime_context().get_node_id()}\n")
+            until = time.monotonic() + 120
+            while len(set(Path(self.marker).read_text().split())) < self.nodes:
+                assert time.monotonic() < until, "the other nodes never came"
+                time.sleep(0.1)
         result = _grey(view)
         assert view.weights
         result.notes.append(str(view.notebook.path.parent))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -17,18 +19,19 @@ import pytest
 import ray
 import torch
 
-import fedsim.simulation
+import fedsim.sessions
 from fedsim import clusters
 from fedsim.auditing import audit
+from fedsim.core.attack import Reconstruction, no_progress
 from fedsim.core.errors import RunError, SpecError
 from fedsim.core.spec import Component
 from fedsim.core.store import Run
 from fedsim.jobs import Handout, Job, LessonJob, Secrets, teach
-from fedsim.parcels import Returned, keep, pack, reads, sees, stamps
+from fedsim.parcels import Post, Returned, fetched, keep, pack, reads, sees, stamps, work_on
 from fedsim.planning import jobs_of, victims
-from fedsim.simulation import ray_session
-from fedsim.watch import Silent
-from fedsim.workers import AttackWorker, RayPool
+from fedsim.processes import Child
+from fedsim.sessions import ray_session
+from fedsim.workers import AttackWorker
 from tests.conftest import small_spec
 
 ELSEWHERE = Path("/nowhere/on/this/node")
@@ -56,7 +59,7 @@ def test_ending_a_cluster_leaves_a_process_alone_that_only_has_its_number(tmp_pa
     state = tmp_path / "cluster.json"
     folder = tmp_path / "ray"
     folder.mkdir()
-    node = {"pid": os.getpid(), "began": "long before"}  # were it believed, this test would end
+    node = {"pid": os.getpid(), "began": 1.0}  # were it believed, this test would end
     state.write_text(json.dumps({"address": "127.0.0.1:1", "folder": str(folder), "nodes": [node]}))
     assert clusters.stop(state) == 0
     assert not state.exists()
@@ -101,12 +104,12 @@ def test_a_worker_that_does_not_see_the_disk_gets_by_with_a_parcel(small_run: Ru
     assert worker.sees(stamps(files))
     assert not worker.sees({ELSEWHERE / file.name: stamp for file, stamp in stamps(files).items()})
     here = worker.work(job, handout, Secrets()).result
-    there = worker.work(moved(job), handout, Secrets(), pack(files)).result
+    there = work_on(pack(files), moved(job), handout, Secrets(), no_progress).result
     assert torch.equal(here.images, there.images)  # type: ignore[union-attr]
     assert here.observation == there.observation  # type: ignore[union-attr]
     incomplete = {name: content for name, content in pack(files).items() if "weights" not in name}
     with pytest.raises(Exception, match="weights"):
-        worker.work(moved(job), handout, Secrets(), incomplete)
+        work_on(incomplete, moved(job), handout, Secrets(), no_progress)
 
 
 def test_a_parcel_holds_one_observation_and_nothing_of_the_vault(small_run: Run) -> None:
@@ -140,12 +143,35 @@ def test_what_a_learner_learned_elsewhere_comes_back(small_run: Run, tmp_path: P
     job = lesson(tmp_path / "there")
     parcel = pack(reads(job, handout))
     away = replace(job, observations=ELSEWHERE, memory=ELSEWHERE / job.memory.name)
-    returned = AttackWorker(1).work(away, handout, Secrets(), parcel)
+    returned = work_on(parcel, away, handout, Secrets(), no_progress)
     assert not job.memory.exists()
     keep(returned, job)
     kept = {file.name for file in job.memory.iterdir()}
     assert kept == {file.name for file in lesson(tmp_path / "here").memory.iterdir()}
     assert "state.safetensors" in kept
+
+
+def test_what_is_sent_lies_in_the_store_once_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: list[bytes] = []
+    monkeypatch.setattr(ray, "put", lambda content: put.append(content) or len(put) - 1)
+    monkeypatch.setattr(ray, "get", lambda refs: [put[ref] for ref in refs])
+    weights, first, second = (tmp_path / name for name in ("weights", "first", "second"))
+    for file in (weights, first, second):
+        file.write_bytes(file.name.encode() * 10)
+    post = Post(room=140)  # two of the three
+
+    def send(file: Path) -> dict[str, bytes]:
+        return fetched(post.send({"weights": weights, "update": file}))
+
+    assert send(first) == {"weights": b"weights" * 10, "update": b"first" * 10}
+    assert send(second)["update"] == b"second" * 10
+    assert len(put) == 3, "the weights are there already"
+    send(first)
+    assert len(put) == 4, "what was let go of is read again, the weights are not"
+    weights.write_bytes(b"changed")
+    assert send(first)["weights"] == b"changed"
 
 
 def test_what_comes_back_cannot_be_written_outside_the_memory(tmp_path: Path) -> None:
@@ -189,8 +215,8 @@ def test_the_same_spec_on_a_cluster_gives_the_same_scores_twice(
 def test_a_cluster_of_another_version_is_refused_with_both_named(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = fedsim.simulation.own_version()
-    monkeypatch.setattr(fedsim.simulation, "own_version", lambda: "99.0")
+    real = fedsim.sessions.own_version()
+    monkeypatch.setattr(fedsim.sessions, "own_version", lambda: "99.0")
     engine = small_spec(engine_at(state)).engine
     with (
         pytest.raises(RunError, match=rf"fedsim {real} and this process 99\.0"),
@@ -207,57 +233,74 @@ def test_more_gpu_than_there_is_is_refused(state: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_without_the_drivers_disk_do_the_same(
-    state: Path, small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attacks = [{"name": "patch_solve"}, {"name": "tests.faults:SaysWhere"}]
-    # The nodes do see this disk: asked for other stamps than the files have, they deny it.
-    monkeypatch.setattr("fedsim.workers.stamps", lambda files: {ELSEWHERE: (0, "")})
-    run = audit(small_spec(engine_at(state), f"attacks={json.dumps(attacks)}"), tmp_path / "run")
-    ours = run.scores[run.scores["attack"] == "patch_solve"].reset_index(drop=True)
-    pd.testing.assert_frame_equal(ours[SHARED], small_run.scores[SHARED])
-    for job in jobs_of(run, run.spec, victims(run.spec)):
-        if job.label == "SaysWhere":
-            from fedsim.core.attack import Reconstruction
-
-            notes = Reconstruction.load(job.result).notes
-            assert any("fedsim-job-" in note for note in notes)
-            assert not any(str(tmp_path) in note for note in notes)
-
-
-@pytest.mark.slow
 def test_a_node_that_dies_mid_attack_loses_nothing_and_one_added_later_is_used(
     state: Path, small_run: Run, tmp_path: Path
 ) -> None:
     begun = tmp_path / "begun"
-    component = Component(name="tests.faults:SaysWhere", seconds=4.0, marker=str(begun))
-    spec = small_spec(engine_at(state, retries=0))  # a lost node is no try of the job
-    jobs = [
-        Job(small_run.observations, tmp_path / "results", round_, client, component, "slow", trial)
-        for round_, client in victims(small_run.spec)
-        for trial in range(2)
-    ]
-    with ray_session(spec.engine):
-        pool = RayPool(spec, Handout(spec.threat, 1, "cpu"), Silent(), lambda job: Secrets())
-        try:
-            homes = {ray.get(actor.greet.remote()).node for actor in pool.actors}
-            assert len(homes) == 2
-            for job in jobs:
-                pool.submit(job)
-            while not begun.exists() or len(begun.read_text().split()) < 2:  # both are at work
-                time.sleep(0.1)
-            cluster = clusters.read(state)
-            assert cluster is not None
-            os.killpg(cluster.nodes[1].pid, signal.SIGKILL)
-            adder = threading.Thread(target=lambda: clusters.add(state, cpus=1, attack=1))
-            adder.start()
-            pool.drain()
-            adder.join()
-            after = {ray.get(actor.greet.remote()).node for actor in pool.actors}
-        finally:
-            pool.close()
-    assert all(job.result.is_file() for job in jobs)
-    assert not list((tmp_path / "results").rglob("*.failed.json"))
-    assert len(begun.read_text().split()) == len(jobs) + 1  # only what was cut short was redone
-    assert len(after) == 2
-    assert after != homes
+    slow = {"name": "tests.faults:SaysWhere", "nodes": 3, "marker": str(begun)}
+    attacks = f"attacks={json.dumps([slow, {'name': 'patch_solve'}])}"
+    cluster = clusters.read(state)
+    assert cluster is not None
+    helper = threading.Thread(target=_replace_a_node, args=(state, cluster.nodes[1], begun))
+    helper.start()
+    # A node that is lost is no try of the job.
+    run = audit(small_spec(engine_at(state, retries=0), attacks), tmp_path / "run")
+    helper.join()
+    assert not run.summary["failed_jobs"]
+    jobs = [job for job in jobs_of(run, run.spec, victims(run.spec)) if job.label == "SaysWhere"]
+    nodes = begun.read_text().split()
+    assert len(nodes) == len(jobs) + 1, "only what was cut short was done again"
+    assert len(set(nodes)) == 3, "both nodes worked, and later the one that was added"
+    expected = small_run.scores
+    ours = run.scores[run.scores["attack"].isin(expected["attack"])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(ours[SHARED], expected[SHARED])
+
+
+def _replace_a_node(state: Path, node: Child, begun: Path) -> None:
+    """Kill a node when both are at work, and start another."""
+    while not begun.exists() or len(set(begun.read_text().split())) < 2:
+        time.sleep(0.1)
+    os.killpg(node.pid, signal.SIGKILL)
+    clusters.add(state, cpus=1, attack=1)
+
+
+def hiding(folder: Path, command: list[str]) -> list[str]:
+    """A command in a mount namespace of its own, in which a folder is empty."""
+    script = 'mount -t tmpfs none "$0" && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, str(folder), *command]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]).returncode != 0
+    if shutil.which("unshare")
+    else True,
+    reason="mount namespaces take root",
+)
+def test_workers_without_the_drivers_disk_do_the_same(
+    small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attacks = [{"name": "patch_solve"}, {"name": "tests.faults:SaysWhere"}]
+    ours = tmp_path / "disk"
+    ours.mkdir()
+    state = tmp_path / "state.json"
+    plain = clusters.node_command
+    try:
+        clusters.start(state, cpus=1, attack=0)
+        with pytest.raises(RunError, match="offers no 'attack' resource"):
+            audit(small_spec(engine_at(state)), tmp_path / "nobody")
+        monkeypatch.setattr(
+            clusters, "node_command", lambda *args, **kw: hiding(ours, plain(*args, **kw))
+        )
+        clusters.add(state, cpus=0, attack=2)
+        run = audit(small_spec(engine_at(state), f"attacks={json.dumps(attacks)}"), ours / "run")
+    finally:
+        clusters.stop(state)
+    expected = small_run.scores
+    same = run.scores[run.scores["attack"].isin(expected["attack"])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(same[SHARED], expected[SHARED])
+    for job in jobs_of(run, run.spec, victims(run.spec)):
+        if job.label == "SaysWhere":
+            notes = Reconstruction.load(job.result).notes
+            assert any("fedsim-job-" in note for note in notes)
+            assert not any(str(ours) in note for note in notes)

@@ -24,7 +24,8 @@ from fedsim.core.spec import load_spec
 from fedsim.core.store import Run
 from fedsim.planning import Plan, prepare
 from fedsim.server import AdversarialStrategy, create_strategy
-from fedsim.simulation import ray_session, run_federation
+from fedsim.sessions import ray_session
+from fedsim.simulation import run_federation
 
 SPEC = [
     "data={image_size: 224, clients: 4}",

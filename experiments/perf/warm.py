@@ -18,7 +18,7 @@ from fedsim import clusters
 from fedsim.auditing import federate
 from fedsim.core.spec import Spec, load_spec
 from fedsim.planning import prepare
-from fedsim.simulation import ray_session
+from fedsim.sessions import ray_session
 from fedsim.watch import Silent
 
 SPEC = [

@@ -21,12 +21,13 @@ from fedsim.auditing import audit, federate
 from fedsim.benchmark.cells import Bench, Cell
 from fedsim.benchmark.table import aggregate, as_markdown
 from fedsim.budgets import budgets
+from fedsim.clusters import ATTACK_RESOURCE
 from fedsim.core.device import threads
 from fedsim.core.errors import FedsimError, RunError, SpecError
 from fedsim.core.observation import list_observations, read_observation
 from fedsim.core.store import Run, write_atomically, write_json
 from fedsim.planning import prepare
-from fedsim.simulation import ATTACK_RESOURCE, ray_session, worker_gpus
+from fedsim.sessions import ray_session, worker_gpus
 
 Told = Callable[[int, int, str], None]  # cells done, of how many, which
 

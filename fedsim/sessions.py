@@ -1,0 +1,148 @@
+"""A Ray to work on: one of this process's own, or a cluster that is there already."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from fedsim import tokens
+from fedsim.clusters import ATTACK_RESOURCE, read, running, state_file
+from fedsim.core.errors import RunError
+from fedsim.core.spec import EngineSpec
+
+
+def _address(told: str) -> str:
+    """Where a spec's cluster is; `auto` is the one that `fedsim cluster up` started here."""
+    if told != "auto":
+        return told
+    cluster = read(state_file())
+    return cluster.address if cluster is not None and running(cluster) else told
+
+
+def _settings(address: str | None) -> dict[str, str]:
+    """By what Ray lets us in; fails at once where nobody listens: Ray would try for minutes."""
+    if address is None:
+        return tokens.settings()
+    if address == "auto":
+        return {}  # Ray looks for one on this machine
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise RunError("an address is host:port")
+    socket.create_connection((host, int(port)), timeout=5).close()
+    return {} if address.startswith("ray://") else tokens.settings_for(address)
+
+
+def own_version() -> str:
+    return version("fedsim")
+
+
+def worker_gpus(engine: EngineSpec) -> float:
+    """The share of a GPU that each attack worker takes."""
+    there = float(ray.cluster_resources().get("GPU", 0))
+    if engine.gpus_per_worker is None:
+        return min(1, there / engine.attack_workers) if there else 0
+    if engine.gpus_per_worker > there:
+        raise RunError(
+            f"engine.gpus_per_worker is {engine.gpus_per_worker:g} but Ray offers {there:g} GPUs; "
+            f"leave it out, or start nodes with --num-gpus."
+        )
+    return engine.gpus_per_worker
+
+
+def _refuse_other_versions(address: str) -> None:
+    """Ask every node for its fedsim: another one would read jobs and specs otherwise."""
+
+    def installed() -> str:  # inside: sent by value, so that it needs no fedsim over there
+        from importlib import metadata
+
+        try:
+            return metadata.version("fedsim")
+        except metadata.PackageNotFoundError:
+            return "none"
+
+    asked = {
+        ray.remote(installed)
+        .options(
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        )
+        .remote(): node
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    for answer, node in asked.items():
+        try:
+            theirs = ray.get(answer, timeout=60)
+        except ray.exceptions.RayError as error:
+            where = f"the node {node['NodeManagerAddress']} of the Ray cluster at '{address}'"
+            reason = type(error).__name__
+            raise RunError(f"{where} runs no task ({reason}); see its logs.") from error
+        refuse_version(theirs, node["NodeManagerAddress"])
+
+
+def refuse_version(theirs: str, where: str) -> None:
+    """One fedsim everywhere."""
+    ours = own_version()
+    if theirs != ours:
+        raise RunError(
+            f"the Ray node {where} has fedsim {theirs} and this process {ours}; install the same "
+            f"version on every node and start it again."
+        )
+
+
+@contextmanager
+def ray_session(engine: EngineSpec) -> Iterator[None]:
+    """Ray with room for attack workers beside Flower's clients."""
+    if ray.is_initialized():
+        yield
+        return
+    with ExitStack() as stack:
+        try:
+            address = _address(engine.address) if engine.address else None
+            stack.enter_context(tokens.applied(_settings(address)))
+            stack.callback(ray.shutdown)
+            _connect(address, engine)
+        except Exception as error:
+            where = f"at '{engine.address}'" if engine.address else "on this machine"
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise RunError(f"Ray {where} cannot be used: {reason}") from error
+        if not ray.cluster_resources().get(ATTACK_RESOURCE):
+            raise RunError(
+                f"the Ray cluster at '{engine.address}' offers no '{ATTACK_RESOURCE}' resource; "
+                f"start a node with --resources='{{\"{ATTACK_RESOURCE}\": 1}}'."
+            )
+        if engine.address:
+            _refuse_other_versions(engine.address)
+        yield
+
+
+def _connect(address: str | None, engine: EngineSpec) -> None:
+    # The rank of a worker's threads decides nothing: one each, waiting without spinning.
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "TQDM_DISABLE": "1",
+    }
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "runtime_env": {"env_vars": environment},
+    }
+    if address is None:
+        options |= {
+            "num_cpus": engine.cpus or os.cpu_count(),
+            "resources": {ATTACK_RESOURCE: engine.attack_workers},
+            "include_dashboard": False,
+        }
+    # Without an address it would join any cluster that this machine has.
+    ray.init(address=address or "local", **options)

@@ -1,0 +1,94 @@
+"""Who may use a Ray of ours: whoever has the token in the user's cache.
+
+Ray listens on every interface of a machine, and runs what it is sent. Its token authentication is
+off by default, so it is switched on for each Ray that is started here. A user's own RAY_AUTH_MODE
+is left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import grpc
+from ray import _raylet
+
+from fedsim.core.cache import cache_folder
+from fedsim.core.errors import RunError
+
+MODE, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
+_ANY_METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # of a Ray's head, and harmless
+
+
+def token_file() -> Path:
+    """The user's token, made when it is first asked for."""
+    file = cache_folder() / "ray-token"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        own = file.with_name(f".{file.name}-{secrets.token_hex(4)}")
+        own.touch(mode=0o600)
+        own.write_text(secrets.token_hex(32))
+        with suppress(FileExistsError):  # another process was quicker: its token holds
+            os.link(own, file)
+        own.unlink()
+    if len(file.read_text().strip()) < 32:  # Ray would end this process over it
+        raise RunError(f"the token in '{file}' is too short; delete it, and a new one is made.")
+    return file
+
+
+def settings() -> dict[str, str]:
+    """What makes a Ray that is started with it ask for the token."""
+    return {} if MODE in os.environ else {MODE: "token", PATH: str(token_file())}
+
+
+def settings_for(address: str, seconds: float = 5) -> dict[str, str]:
+    """What a cluster that is up wants; one sentence, and soon, where it is none."""
+    refused = knock(address, seconds=seconds)
+    if MODE in os.environ or not refused:
+        return {}
+    own = settings()
+    if knock(address, token_file().read_text(), seconds):
+        raise RunError(f"it asks for another token; set {MODE}=token and {PATH}.")
+    return own
+
+
+def knock(address: str, token: str = "", seconds: float = 5) -> bool:
+    """Whether a Ray at an address refuses the token; an error where there is no Ray."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=seconds)
+            bearer = (("authorization", f"Bearer {token}"),) if token else ()
+            channel.unary_unary(_ANY_METHOD)(b"", timeout=seconds, metadata=bearer)
+        except grpc.FutureTimeoutError:
+            raise RunError("what listens there is no Ray") from None
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                return True
+            raise RunError(f"what listens there is no Ray ({error.code().name})") from None
+    return False
+
+
+@contextmanager
+def applied(chosen: Mapping[str, str]) -> Iterator[None]:
+    """Ray's settings for a while; it reads them when it is imported, and so is made to again."""
+    before = {name: os.environ.get(name) for name in chosen}
+    os.environ.update(chosen)
+    _read_again()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        _read_again()
+
+
+def _read_again() -> None:
+    # Ray has no public way; Flower allows one release of it, with which these names were checked.
+    _raylet.AuthenticationTokenLoader.instance().reset_cache()  # type: ignore[attr-defined]
+    _raylet.Config.initialize("")  # type: ignore[attr-defined]
