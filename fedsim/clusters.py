@@ -84,7 +84,7 @@ def start(
             command = node_command(
                 port,
                 head=number == 0,
-                cpus=cpus or os.cpu_count() or 1,
+                cpus=_cpus(cpus),
                 attack=attack,
                 folder=folder,
             )
@@ -106,7 +106,7 @@ def add(file: Path, *, cpus: int | None = None, attack: int = 1, seconds: float 
     if cluster is None or not running(cluster):
         raise RunError("there is no cluster to add a node to; start one: `fedsim cluster up`.")
     port = int(cluster.address.rpartition(":")[2])
-    command = node_command(port, head=False, cpus=cpus or os.cpu_count() or 1, attack=attack)
+    command = node_command(port, head=False, cpus=_cpus(cpus), attack=attack)
     before = {node["id"] for node in answering(cluster.address)}
     node = _spawn(command, Path(cluster.folder) / f"node-{len(cluster.nodes)}.log")
     cluster = Cluster(cluster.address, cluster.folder, (*cluster.nodes, node))
@@ -174,6 +174,10 @@ def answering(address: str, seconds: float = 8) -> list[dict[str, Any]]:
         return nodes
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return []
+
+
+def _cpus(asked: int | None) -> int:
+    return (os.cpu_count() or 1) if asked is None else asked
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -6,9 +6,11 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import ray
@@ -58,8 +60,8 @@ def worker_gpus(engine: EngineSpec) -> float:
     return engine.gpus_per_worker
 
 
-def _refuse_other_versions(address: str) -> None:
-    """Ask every node for its fedsim: another one would read jobs and specs otherwise."""
+def _refuse_other_versions() -> None:
+    """One fedsim on every node: another one would read jobs and specs otherwise."""
 
     def installed() -> str:  # inside: sent by value, so that it needs no fedsim over there
         from importlib import metadata
@@ -69,24 +71,53 @@ def _refuse_other_versions(address: str) -> None:
         except metadata.PackageNotFoundError:
             return "none"
 
-    asked = {
-        ray.remote(installed)
-        .options(
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+    for name, theirs in _asked(installed, ray.nodes()):
+        refuse_version(theirs, name)
+
+
+def refuse_blind_clients(folder: Path) -> None:
+    """Every node that would run clients sees the run's folder: there they keep their truth."""
+    with NamedTemporaryFile(dir=folder.absolute(), prefix=".seen-") as file:
+        path = file.name
+
+        def seen() -> bool:
+            import os
+
+            return os.path.exists(path)
+
+        answers = _asked(seen, [node for node in ray.nodes() if node["Resources"].get("CPU")])
+    for name, answer in answers:
+        if not answer:
+            raise RunError(
+                f"the Ray node {name} has room for clients, but does not see '{folder}', where "
+                f"they keep their truth; share that disk with it, or start it with --num-cpus=0."
+            )
+
+
+def _asked(question: Callable[[], Any], nodes: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """What each of these nodes answers, with its name."""
+    asked = [
+        (
+            node["NodeManagerAddress"],
+            ray.remote(question)
+            .options(
+                num_cpus=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+            )
+            .remote(),
         )
-        .remote(): node
-        for node in ray.nodes()
+        for node in nodes
         if node["Alive"]
-    }
-    for answer, node in asked.items():
+    ]
+    answers = []
+    for name, answer in asked:
         try:
-            theirs = ray.get(answer, timeout=60)
+            answers.append((name, ray.get(answer, timeout=60)))
         except ray.exceptions.RayError as error:
-            where = f"the node {node['NodeManagerAddress']} of the Ray cluster at '{address}'"
-            reason = type(error).__name__
-            raise RunError(f"{where} runs no task ({reason}); see its logs.") from error
-        refuse_version(theirs, node["NodeManagerAddress"])
+            raise RunError(
+                f"the Ray node {name} runs no task ({type(error).__name__}); see its logs."
+            ) from error
+    return answers
 
 
 def refuse_version(theirs: str, where: str) -> None:
@@ -121,7 +152,7 @@ def ray_session(engine: EngineSpec) -> Iterator[None]:
                 f"start a node with --resources='{{\"{ATTACK_RESOURCE}\": 1}}'."
             )
         if engine.address:
-            _refuse_other_versions(engine.address)
+            _refuse_other_versions()
         yield
 
 

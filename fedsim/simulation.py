@@ -17,6 +17,7 @@ from fedsim.core.spec import Spec
 from fedsim.core.store import Run
 from fedsim.grids import InlineGrid
 from fedsim.server import AdversarialStrategy
+from fedsim.sessions import refuse_blind_clients
 
 ServerMain = Callable[[Grid], None]
 
@@ -41,6 +42,8 @@ def run_federation(
     if spec.engine.kind == "inline":
         main(InlineGrid(app, spec.data.clients))
     else:
+        if spec.engine.address:
+            refuse_blind_clients(run.root)
         _simulate(spec, app, main, strategy.stop)
 
 

@@ -292,6 +292,10 @@ def test_workers_without_the_drivers_disk_do_the_same(
         monkeypatch.setattr(
             clusters, "node_command", lambda *args, **kw: hiding(ours, plain(*args, **kw))
         )
+        blind = clusters.add(state, cpus=1, attack=1).nodes[-1]
+        with pytest.raises(RunError, match="does not see"):
+            audit(small_spec(engine_at(state)), ours / "blind")
+        os.killpg(blind.pid, signal.SIGKILL)
         clusters.add(state, cpus=0, attack=2)
         run = audit(small_spec(engine_at(state), f"attacks={json.dumps(attacks)}"), ours / "run")
     finally:
