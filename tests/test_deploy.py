@@ -41,6 +41,7 @@ from fedsim.deployment import (
 from fedsim.grids import InlineGrid, identify
 from fedsim.keys import HOSTS, Keys, check_keys, make_keys
 from fedsim.processes import child_of, descendants
+from fedsim.server import read_checkpoint
 from tests.conftest import small_spec
 from tests.layouts import make_tree
 
