@@ -83,8 +83,9 @@ def deal(spec: Spec, folders: Sequence[Path]) -> None:
     lacking = [n for n, folder in enumerate(folders) if not _is_dealt(folder, spec, n)]
     for client in lacking:
         _clear(folders[client])
-    images, shards = images_of(spec.data, "train"), shards_of(spec.data, spec.seed)
-    test = images_of(spec.data, "test") if lacking and spec.train.evaluate else None
+    # From the source itself: each picture is read once, and to remember it would be in vain.
+    images, shards = images_of(spec.data, "train").source, shards_of(spec.data, spec.seed)
+    test = images_of(spec.data, "test").source if lacking and spec.train.evaluate else None
     total = sum(len(shards[client]) for client in lacking) + len(test or ())
     with bar("dealing the pictures", total) as advance:
         contents = {

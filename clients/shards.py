@@ -19,7 +19,7 @@ from fedsim.core.spec import DataSpec, Spec, TrainSpec
 
 
 @functools.lru_cache(maxsize=4)
-def images_of(data: DataSpec, split: str) -> ImageSet:
+def images_of(data: DataSpec, split: str) -> Remembered:
     """The data set, indexed once a process; pictures are read when asked for, and kept."""
     return Remembered(load_images(data, "train" if split == "train" else "test"))
 
