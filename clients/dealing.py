@@ -22,7 +22,7 @@ from torch import Tensor
 
 from clients.bars import bar
 from clients.pictures import ImageSet, Part, Remembered, packed, unpacked
-from clients.shards import Holding, check_shards, images_of, shards_of
+from clients.shards import Holding, check_shards, images_of, shards_of, simulated_holding
 from fedsim.core.errors import DamagedError, DataError
 from fedsim.core.spec import DataSpec, Positive, Spec
 from fedsim.core.store import (
@@ -210,16 +210,21 @@ def _content(
 
 
 def _is_dealt(folder: Path, spec: Spec, client: int) -> bool:
-    """Whether all is there and whole."""
+    """Whether all is there and whole, and the data set has not become another since."""
+    now = simulated_holding(spec, client)
     try:
         held = open_holding(folder, spec, client)
-        splits = [held.own, held.test()] if spec.train.evaluate else [held.own]
-        for images in splits:
+        pairs = [(held.own, now.own)]
+        pairs += [(held.test(), now.test())] if spec.train.evaluate else []
+        for images, _ in pairs:
             for row in range(len(images)):
                 images.image(row)
     except DataError:  # of whatever kind: it is dealt anew
         return False
-    return True
+    return np.array_equal(held.indices, now.indices) and all(
+        there.classes == here.classes and np.array_equal(there.labels, here.labels)
+        for there, here in pairs
+    )
 
 
 def _clear(folder: Path) -> None:

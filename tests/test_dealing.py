@@ -173,6 +173,19 @@ def test_what_fits_is_kept_and_what_does_not_is_dealt_again(tmp_path: Path) -> N
     assert open_holding(first, other, 0)
 
 
+def test_a_tree_that_has_grown_is_dealt_again(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree", classes=2)
+    spec = small_spec("data.name=imagefolder", f"data.path={tree}", "data.clients=2")
+    dealt(spec, tmp_path / "dealt")
+    make_tree(tree, classes=2, each=24)
+    images_of.cache_clear()
+    shards_of.cache_clear()
+    held = [open_holding(f, spec, n) for n, f in enumerate(dealt(spec, tmp_path / "dealt"))]
+    for client, own in enumerate(held):
+        assert np.array_equal(own.indices, shards_of(spec.data, spec.seed)[client])
+    assert sum(len(own.indices) for own in held) == len(images_of(spec.data, "train"))
+
+
 def test_what_others_wrote_is_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "letter.txt").write_text("dear client")
