@@ -13,7 +13,8 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.shards import draw_batches, images_of
+from clients.dealing import open_holding
+from clients.shards import Holding, draw_batches, simulated_holding
 from defenses import create_defenses
 from fedsim.core.defense import Defense
 from fedsim.core.device import resolve_device, threads
@@ -25,10 +26,17 @@ from fedsim.core.vault import Truth, Vault, distinct
 
 @dataclass(frozen=True)
 class ClientSide:
-    """What a client has of its own: how it trains and defends itself, and its vault."""
+    """What a client has of its own: how it trains and defends itself, its vault, and the folder
+    that was dealt to it; without one it takes its share of the spec's data set."""
 
     spec: Spec
     vault: Path
+    data: Path | None = None
+
+    def holding(self, client: int) -> Holding:
+        if self.data is None:
+            return simulated_holding(self.spec, client)
+        return open_holding(self.data, self.spec, client)
 
 
 def make_client_app(side_of: Callable[[Context], ClientSide]) -> ClientApp:
@@ -74,8 +82,9 @@ def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, 
     declared = recall(create_defenses(spec.defenses), own)
     defenses = [d.at_round(round_, client, cohort) for d in declared]
     trail = Trail()
-    model = _model(spec, own, weights, defenses, trail).to(device)
-    drawn = draw_batches(spec, round_, client)
+    held = side.holding(client)
+    model = _model(spec, held, own, weights, defenses, trail).to(device)
+    drawn = draw_batches(spec, round_, client, held)
     secret = _secret(spec.seed, client, round_)
     update = learn(
         model,
@@ -108,9 +117,10 @@ def evaluate_client(
     device = resolve_device(spec.engine.device)
     defenses = create_defenses(spec.defenses)
     own = Vault(side.vault).read_state(round_ + 1, client)
-    model = _model(spec, own, weights, defenses, Trail()).to(device).eval()
+    held = side.holding(client)
+    model = _model(spec, held, own, weights, defenses, Trail()).to(device).eval()
     protocol = Protocol.of(spec.train, spec.data)
-    images = images_of(spec.data, "test")
+    images = held.test()
     rows = range(part, len(images), parts)
     loss, right = 0.0, 0
     with torch.no_grad():
@@ -129,14 +139,16 @@ def evaluate_client(
 
 def _model(
     spec: Spec,
+    held: Holding,
     own: dict[str, Tensor],
     weights: dict[str, Tensor],
     defenses: list[Defense],
     trail: Trail,
 ) -> nn.Module:
     """The model as this client uses it: the server's weights, its own BatchNorm statistics."""
-    classes = len(images_of(spec.data, "train").classes)
-    model = build_architecture(spec.model, image_size=spec.data.image_size, num_classes=classes)
+    model = build_architecture(
+        spec.model, image_size=spec.data.image_size, num_classes=len(held.own.classes)
+    )
     for defense in defenses:
         before = _trained(model)
         model = defense.prepare_model(model)

@@ -56,11 +56,9 @@ class Remembered(ImageSet):
 
     def image(self, index: int) -> torch.Tensor:
         if index in self._kept:
-            kept = self._kept[index]
-            return kept.float() / 255.0 if kept.dtype == torch.uint8 else kept.clone()
+            return unpacked(self._kept[index])
         image = self.source.image(index)
-        coarse = (image * 255.0).round().to(torch.uint8)
-        small = coarse if torch.equal(coarse.float() / 255.0, image) else image.clone()
+        small = packed(image)
         if self._bytes + small.nbytes <= self.limit:
             self._kept[index] = small
             self._bytes += small.nbytes
@@ -68,6 +66,28 @@ class Remembered(ImageSet):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}, "_bytes": 0}
+
+
+class Part(ImageSet):
+    """Some samples of a set, in an order of their own."""
+
+    def __init__(self, source: ImageSet, rows: np.ndarray) -> None:
+        self.source, self.rows = source, rows
+        self.classes, self.labels = source.classes, source.labels[rows]
+
+    def image(self, index: int) -> torch.Tensor:
+        return self.source.image(int(self.rows[index]))
+
+
+def packed(image: torch.Tensor) -> torch.Tensor:
+    """A picture in as little room as it takes without loss: 8 bits where it has no more."""
+    coarse = (image * 255.0).round().to(torch.uint8)
+    return coarse if torch.equal(coarse.float() / 255.0, image) else image.clone()
+
+
+def unpacked(kept: torch.Tensor) -> torch.Tensor:
+    """What `packed` was given."""
+    return kept.float() / 255.0 if kept.dtype == torch.uint8 else kept.clone()
 
 
 def decode(content: bytes) -> Image.Image:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from clients.datasets import ImageSet, load_images
 from clients.partitions import partition
-from clients.pictures import Remembered
+from clients.pictures import Part, Remembered
 from defenses import create_defenses
 from fedsim.core.errors import DataError
 from fedsim.core.learning import Batch
@@ -17,7 +19,7 @@ from fedsim.core.spec import DataSpec, Spec, TrainSpec
 
 
 @functools.lru_cache(maxsize=4)
-def images_of(data: DataSpec, split: str) -> ImageSet:
+def images_of(data: DataSpec, split: str) -> Remembered:
     """The data set, indexed once a process; pictures are read when asked for, and kept."""
     return Remembered(load_images(data, "train" if split == "train" else "test"))
 
@@ -40,37 +42,55 @@ def check_shards(spec: Spec) -> None:
         )
 
 
-def draw_batches(spec: Spec, round_: int, client: int) -> list[tuple[list[int], Batch]]:
+@dataclass(frozen=True)
+class Holding:
+    """What a client holds: samples of its own, and the public test split."""
+
+    indices: np.ndarray  # where its samples are in the whole data set
+    own: ImageSet  # the sample of each index
+    test: Callable[[], ImageSet]  # opened when it is asked for
+
+
+def simulated_holding(spec: Spec, client: int) -> Holding:
+    """A client's share of the data set that the spec names."""
+    indices = shards_of(spec.data, spec.seed)[client]
+    own = Part(images_of(spec.data, "train"), indices)
+    return Holding(indices, own, lambda: images_of(spec.data, "test"))
+
+
+def draw_batches(
+    spec: Spec, round_: int, client: int, held: Holding | None = None
+) -> list[tuple[list[int], Batch]]:
     """What a client learns from in a round: sample indices and (images, labels), a step each.
 
-    The draw depends on seed, client and round alone, so every engine draws the same.
+    The draw depends on seed, client and round alone, so every engine draws the same. A client
+    that holds nothing of its own draws from its share of the spec's data set.
     """
-    images = images_of(spec.data, "train")
-    shard = shards_of(spec.data, spec.seed)[client]
+    held = held or simulated_holding(spec, client)
     coin = np.random.default_rng([spec.seed, client, round_])
     batches = []
-    defenses, held = create_defenses(spec.defenses), images.labels[shard]
-    for drawn in _steps(shard, spec.train, coin):
+    defenses, labels = create_defenses(spec.defenses), held.own.labels
+    for drawn in _steps(np.arange(len(labels)), spec.train, coin):
         chosen = drawn
         for defense in defenses:
-            other = defense.choose(held, len(drawn), coin)
-            chosen = shard[other] if other is not None else chosen
-        pictures = torch.stack([images.image(int(index)) for index in chosen])
-        labels = torch.tensor(images.labels[chosen], dtype=torch.long)
-        batches.append(([int(index) for index in chosen], (pictures, labels)))
+            other = defense.choose(labels, len(drawn), coin)
+            chosen = other if other is not None else chosen
+        pictures = torch.stack([held.own.image(int(row)) for row in chosen])
+        targets = torch.tensor(labels[chosen], dtype=torch.long)
+        batches.append(([int(index) for index in held.indices[chosen]], (pictures, targets)))
     return batches
 
 
-def _steps(shard: np.ndarray, train: TrainSpec, coin: np.random.Generator) -> list[np.ndarray]:
+def _steps(rows: np.ndarray, train: TrainSpec, coin: np.random.Generator) -> list[np.ndarray]:
     size = train.batch_size
     if train.local_epochs:
-        orders = [coin.permutation(shard) for _ in range(train.local_epochs)]
+        orders = [coin.permutation(rows) for _ in range(train.local_epochs)]
         return [order[at : at + size] for order in orders for at in range(0, len(order), size)]
     steps: list[np.ndarray] = []
-    order = coin.permutation(shard)
+    order = coin.permutation(rows)
     for _ in range(train.local_steps or 1):
         if len(order) < size:
-            order = coin.permutation(shard)
+            order = coin.permutation(rows)
         steps.append(order[:size])
         order = order[size:]
     return steps

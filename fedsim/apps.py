@@ -1,8 +1,9 @@
 """The two apps of ``[tool.flwr.app]``, for Flower's own launcher: rounds and observations.
 
-Their spec and output directory come from Flower's run config, a SuperNode's own spec and vault
-from its node config. With ``attack`` in the run config, the server attacks what it captured once
-the rounds are done; scoring is for whoever has the vaults (``fedsim score``).
+Their spec and output directory come from Flower's run config, a SuperNode's own spec, vault and
+pictures from its node config. With ``public`` in the run config, what `fedsim deal` wrote for the
+server, it opens no data set. With ``attack`` in the run config, the server attacks what it captured
+once the rounds are done; scoring is for whoever has the vaults (``fedsim score``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from clients.app import ClientSide, make_client_app
+from clients.dealing import read_public
 from fedsim.auditing import attack_captured
 from fedsim.core.errors import FedsimError
 from fedsim.core.spec import Spec, load_spec
@@ -36,8 +38,12 @@ def _output(context: Context) -> Path:
 
 
 def _side(context: Context) -> ClientSide:
-    own = context.node_config.get("vault")
-    return ClientSide(_spec(context), Path(str(own)) if own else _output(context) / "vault")
+    own, data = context.node_config.get("vault"), context.node_config.get("data")
+    return ClientSide(
+        _spec(context),
+        Path(str(own)) if own else _output(context) / "vault",
+        Path(str(data)) if data else None,
+    )
 
 
 client = make_client_app(_side)
@@ -55,13 +61,15 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 def _serve(grid: Grid, context: Context) -> None:
-    plan = prepare(_spec(context))
-    root = _output(context)
+    spec, root = _spec(context), _output(context)
+    told = context.run_config.get("public")
+    classes = read_public(Path(str(told)), spec) if told else None
+    plan = prepare(spec, classes)
     with Run(root).locked():
         strategy = AdversarialStrategy(
             create_strategy(plan.spec),
             plan.spec,
-            Run.create(root, plan.spec, deployed=True),
+            Run.create(root, plan.spec, deployed=True, classes=classes),
             plan.public,
             rounds=observed_rounds(plan.spec),
         )

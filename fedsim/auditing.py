@@ -135,6 +135,8 @@ def conclude(
     spec = run.spec
     jobs = jobs_of(run, spec, victims(spec))
     with (watch or Silent()).scoring():
+        if run.classes is not None and spec.audit.gallery:  # its server had no data set to look in
+            _note_skipped(run, spec)
         identification = identification_of(spec)
         scores = score_jobs(run, jobs, identification.gallery)
         run.write_table("scores", scores, parquet=True)
@@ -189,11 +191,12 @@ def versions() -> dict[str, str]:
 def _opened(spec: Spec, root: str | Path) -> Iterator[tuple[Plan, Run]]:
     """A run that nobody else works in, set right where it was damaged."""
     Run(root).refuse_other(spec)  # before the slow checks
-    plan = prepare(spec)
+    plan = prepare(spec, Run(root).classes)
     with Run(root).locked():
         run = Run.create(root, spec)
         mend(run, spec)
-        _note_skipped(run, spec)
+        if run.classes is None:
+            _note_skipped(run, spec)
         yield plan, run
 
 

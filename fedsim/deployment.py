@@ -1,7 +1,8 @@
 """Deployment: the same spec on Flower's own SuperLink and SuperNodes, each a process of its own.
 
-The server's side (SuperLink, ServerApp, attacks) and every SuperNode have a folder each; a client's
-truth stays in the vault of its own folder, which the server's side is never told of.
+The server's side (SuperLink, ServerApp, attacks) and every SuperNode have a folder each. A client
+finds the pictures that were dealt to it in its own and keeps its truth there, in its vault; the
+server's side is never told of either.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fedsim.core.errors import RunError, SpecError
+from clients.dealing import PUBLIC, deal, write_public
+from fedsim.core.errors import DamagedError, RunError, SpecError
 from fedsim.core.knowledge import granted_by
 from fedsim.core.spec import Spec
-from fedsim.core.store import Run
+from fedsim.core.store import Run, read_json, write_json
 from fedsim.keys import Keys, check_keys, make_keys
 from fedsim.planning import prepare
 from fedsim.processes import (
     LOOPBACK,
+    Child,
     answers,
     child_of,
     end,
@@ -56,6 +59,7 @@ clientapp = "fedsim_deployment:client"
 
 [tool.flwr.app.config]
 spec = ""
+public = ""
 output = ""
 attack = true
 """
@@ -81,6 +85,11 @@ class Node:
         return self.root / "vault"
 
     @property
+    def data(self) -> Path:
+        """The pictures that it holds: its own, and the public test split."""
+        return self.root / "data"
+
+    @property
     def spec(self) -> Path:
         """The client's own copy: how it trains and defends itself."""
         return self.root / "spec.yaml"
@@ -100,6 +109,11 @@ class Deployment:
         return f"{LOOPBACK}:{self.port}"
 
     @property
+    def record(self) -> Path:
+        """Which processes it started and has not ended yet."""
+        return self.root / "processes.json"
+
+    @property
     def server(self) -> Path:
         return self.root / "server"
 
@@ -110,6 +124,11 @@ class Deployment:
     @property
     def spec(self) -> Path:
         return self.server / "spec.yaml"
+
+    @property
+    def public(self) -> Path:
+        """What the server is told of data that it has not."""
+        return self.root / PUBLIC
 
     @property
     def app(self) -> Path:
@@ -155,6 +174,7 @@ def supernode_command(deployment: Deployment, node: Node) -> list[str]:
         "partition-id": node.partition,
         "num-partitions": len(deployment.nodes),
         "vault": str(node.vault),
+        "data": str(node.data),
         "spec": str(node.spec),
     }
     command = [
@@ -178,13 +198,16 @@ def register_command(public: Path) -> list[str]:
     return ["flwr", "supernode", "register", str(public.absolute()), CONNECTION]
 
 
-def run_command(app: Path, spec: Path, output: Path, *, attack: bool = True) -> list[str]:
+def run_command(
+    app: Path, spec: Path, public: Path | None, output: Path, *, attack: bool = True
+) -> list[str]:
     told = {"spec": str(spec), "output": str(output), "attack": attack}
+    told |= {"public": str(public)} if public else {}
     return ["flwr", "run", str(app), CONNECTION, "--stream", "-c", _pairs(told)]
 
 
 def lay_out(deployment: Deployment, spec: Spec) -> None:
-    """Folders, the app, and a copy of the spec for each side."""
+    """Folders, the app, a copy of the spec for each side, and to every client its pictures."""
     for folder in (deployment.server, *(node.root for node in deployment.nodes)):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     before = deployment.spec.read_text() if deployment.spec.is_file() else None
@@ -192,6 +215,8 @@ def lay_out(deployment: Deployment, spec: Spec) -> None:
         # A client may have written defenses of its own there: those are kept.
         if not path.is_file() or path.read_text() == before:
             path.write_text(spec.to_yaml())
+    deal(spec, [node.data for node in deployment.nodes])
+    write_public(deployment.public, spec)
     write_app(deployment.app)
     authority = deployment.keys.authority if deployment.keys else None
     write_home(deployment.server, deployment.address, authority)
@@ -218,13 +243,21 @@ def write_home(folder: Path, address: str, authority: Path | None) -> None:
 
 @dataclass
 class Processes:
-    """The children of a deployment: each in a process group and with a log of its own."""
+    """The children of a deployment: each in a process group and with a log of its own.
+
+    With a ``record`` they are written down, so that they can be ended where this process is
+    killed before it does.
+    """
 
     running: dict[str, tuple[subprocess.Popen[bytes], Path]] = field(default_factory=dict)
+    record: Path | None = None
 
     def start(self, name: str, command: list[str], folder: Path) -> None:
         log = folder / f"{name}.log"
         self.running[name] = (spawn(_found(command), log, environment(folder)), log)
+        if self.record:
+            children = [asdict(child_of(process)) for process, _ in self.running.values()]
+            write_json(self.record, children)
 
     def check(self) -> None:
         """Raise where one has ended that should not have."""
@@ -245,12 +278,31 @@ class Processes:
             end(child_of(process))
             process.wait()
         self.running.clear()
+        if self.record:
+            self.record.unlink(missing_ok=True)
+
+
+def end_recorded(record: Path) -> None:
+    """End what is left of a deployment that was killed."""
+    try:
+        children = [Child(int(c["pid"]), str(c["began"])) for c in read_json(record)]
+    except FileNotFoundError:
+        return
+    except (DamagedError, KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"'{record}' is damaged; look for `flower-superlink` and `flower-supernode` among the "
+            f"processes, end those that are yours, and delete it."
+        ) from error
+    for child in reversed(children):
+        if child.lives:
+            end(child)
+    record.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def started(deployment: Deployment) -> Iterator[Processes]:
     """SuperLink and SuperNodes, the nodes' keys registered; all stopped at the end."""
-    processes = Processes()
+    processes = Processes(record=deployment.record)
     try:
         processes.start("superlink", superlink_command(deployment), deployment.server)
         processes.wait_for_port(deployment.port)
@@ -270,23 +322,39 @@ def deploy(
     spec: Spec, root: Path, *, insecure: bool = False, keys: Path | None = None
 ) -> Deployment:
     """`fedsim deploy`: rounds and attacks of a spec with every client in processes of its own."""
+    with set_up(spec, root, insecure=insecure, keys=keys) as deployment:
+        carry_out(deployment)
+    return deployment
+
+
+@contextlib.contextmanager
+def set_up(
+    spec: Spec, root: Path, *, insecure: bool = False, keys: Path | None = None
+) -> Iterator[Deployment]:
+    """A deployment that is checked and laid out; nobody else works in its folder meanwhile."""
     check_deployable(spec)
     Run(root / "server" / "run").refuse_other(spec)
     prepare(spec)
-    held: Keys | None = None
-    if not insecure:
-        held = Keys(keys) if keys else make_keys(root / "keys", spec.data.clients)
-        check_keys(held, spec.data.clients)
-    deployment = plan_deployment(root, spec.data.clients, held)
-    lay_out(deployment, spec)
+    with Run(root).locked():
+        held: Keys | None = None
+        if not insecure:
+            held = Keys(keys) if keys else make_keys(root / "keys", spec.data.clients)
+            check_keys(held, spec.data.clients)
+        deployment = plan_deployment(root, spec.data.clients, held)
+        end_recorded(deployment.record)
+        lay_out(deployment, spec)
+        yield deployment
+
+
+def carry_out(deployment: Deployment) -> None:
+    """Rounds and attacks, and every process ended after them."""
     with started(deployment) as processes:
         federate(deployment, processes)
-    return deployment
 
 
 def federate(deployment: Deployment, processes: Processes) -> None:
     """Submit the run and follow it to its end."""
-    command = run_command(deployment.app, deployment.spec, deployment.run)
+    command = run_command(deployment.app, deployment.spec, deployment.public, deployment.run)
     processes.start("run", command, deployment.server)
     process, log = processes.running.pop("run")
     try:
@@ -311,7 +379,15 @@ def register(address: str, authority: Path, publics: list[Path]) -> None:
                     raise
 
 
-def submit(address: str, authority: Path, spec: Path, output: Path, *, attack: bool) -> None:
+def submit(
+    address: str,
+    authority: Path,
+    spec: Path,
+    output: Path,
+    *,
+    public: Path | None = None,
+    attack: bool = True,
+) -> None:
     """Have a SuperLink elsewhere run a spec; it reads and writes the paths on its own disk."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -319,7 +395,8 @@ def submit(address: str, authority: Path, spec: Path, output: Path, *, attack: b
         write_app(home / "app")
         processes = Processes()
         try:
-            processes.start("run", run_command(home / "app", spec, output, attack=attack), home)
+            command = run_command(home / "app", spec, public, output, attack=attack)
+            processes.start("run", command, home)
             process, log = processes.running["run"]
             process.wait()
             sys.stdout.write(said(log))

@@ -41,15 +41,19 @@ class Plan:
     initial: dict[str, Tensor]
 
 
-def prepare(spec: Spec) -> Plan:
-    """Find every mistake that can be found before a round runs."""
+def prepare(spec: Spec, classes: int | None = None) -> Plan:
+    """Find every mistake that can be found before a round runs.
+
+    With the number of ``classes`` the data set is not opened: its clients have it, each a part.
+    """
     for _, component in labelled_attacks(spec):
         check_needs(component, spec)
     defenses = create_defenses(spec.defenses)
     create_strategy(spec)
     resolve_device(spec.engine.device)
-    classes = len(images_of(spec.data, "train").classes)
-    check_shards(spec)
+    if classes is None:
+        classes = len(images_of(spec.data, "train").classes)
+        check_shards(spec)
     _check_surrogate(spec)
     _check_prior(spec)
     _check_generator(spec, classes)

@@ -28,6 +28,14 @@ def save_picture(file: Path, seed: int, side: int = 16) -> Path:
     return file
 
 
+def make_tree(root: Path, classes: int = 3, each: int = 16) -> Path:
+    """A tree class/person/picture of eight people."""
+    for number in range(classes * each):
+        person = f"person-{number % 8}"
+        save_picture(root / f"class-{number % classes}" / person / f"{number:03}.png", number, 24)
+    return root
+
+
 def names_of(images: ImageSet) -> list[str]:
     return list(images._names)  # type: ignore[attr-defined]
 

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from clients.dealing import open_holding, read_public
+from fedsim.cli import app
 from fedsim.core.spec import load_spec
 from fedsim.core.store import Run
 from fedsim.deployment import Processes
@@ -86,15 +90,36 @@ def test_truth_and_private_keys_are_where_they_belong_alone() -> None:
     for name in SERVICES:
         mounted = set(_mounts(name).values())
         number = name.removeprefix("supernode-") if name in NODES else None
-        own = {f"keys-node-{number}", f"vault-{number}"} if number else set()
-        private = {v for v in mounted if v.startswith(("keys-node", "vault", "keys-server"))}
+        own = {f"keys-node-{number}", f"vault-{number}", f"shard-{number}"} if number else set()
+        kinds = ("keys-node", "vault", "keys-server", "shard")
+        private = {volume for volume in mounted if volume.startswith(kinds)}
         if name == "superlink":
-            own = {"keys-server"}
+            own = {"keys-server", "shard-server"}
+        elif name == "deal":
+            own = {volume for volume in volumes() if volume.startswith("shard")}
         elif name == "score":
             own = {f"vault-{n}" for n in range(len(NODES))}
         elif name == "keys":
             own = {v for v in volumes() if v.startswith(("keys-node", "keys-server"))}
         assert private == own, name
+
+
+def test_a_shard_is_dealt_without_a_network_and_only_read_by_its_node() -> None:
+    for number, name in enumerate(NODES):
+        assert f"shard-{number}:/srv/data:ro" in SERVICES[name]["volumes"]
+        assert 'data="/srv/data"' in " ".join(SERVICES[name]["command"])
+        done = {"condition": "service_completed_successfully"}
+        assert SERVICES[name]["depends_on"]["deal"] == done
+    assert SERVICES["deal"]["network_mode"] == "none"
+
+
+def test_the_image_has_every_folder_that_something_is_written_to() -> None:
+    """A volume takes its owner from the folder of the image: else it would be root's."""
+    made = re.findall(r"for folder in (.+?); do", (ROOT / "Dockerfile").read_text(), flags=re.S)
+    folders = {f"/srv/{word}" for word in made[0].replace("\\", " ").split()}
+    for name, service in SERVICES.items():
+        mounts = [volume.split(":") for volume in service.get("volumes", [])]
+        assert {target for _, target, *how in mounts if not how} <= folders, name
 
 
 def test_nothing_is_copied_into_an_image_but_code() -> None:
@@ -194,11 +219,25 @@ def test_keys_are_handed_to_whom_they_belong_and_made_once(machine: Machine) -> 
     assert key.stat().st_mode & 0o777 == 0o600
 
 
+def test_shards_are_dealt_to_whom_they_belong(machine: Machine) -> None:
+    result = CliRunner().invoke(app, machine.command("deal")[3:])
+    assert result.exit_code == 0, result.output
+    spec = load_spec(machine.spec)
+    own = [
+        open_holding(machine.root / "volumes" / f"shard-{client}", spec, client)
+        for client in range(len(NODES))
+    ]
+    indices = np.concatenate([held.indices for held in own])
+    assert len(indices) == len(set(indices)) > 100 * len(NODES)
+    assert read_public(machine.root / "volumes" / "shard-server" / "public.json", spec) == 8
+
+
 @pytest.mark.slow
 def test_the_services_commands_run_a_federation(machine: Machine) -> None:
     processes = Processes()
     try:
         machine.call("keys")
+        machine.call("deal")
         folder = machine.folder("superlink")
         processes.start("superlink", machine.command("superlink"), folder)
         processes.wait_for_port(machine.port)
@@ -211,6 +250,7 @@ def test_the_services_commands_run_a_federation(machine: Machine) -> None:
         processes.stop()
     run = Run.open(machine.root / "volumes" / "runs" / "deployed")
     assert not run.vault.exists()
+    assert run.classes == 8, "the server counted none itself"
     where = machine.command("attack")[-1]  # Ray's part left out: the spec attacks in its process
     machine.run([sys.executable, "-m", "fedsim.cli", "attack-captured", where])
     machine.call("score")

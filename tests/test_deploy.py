@@ -15,6 +15,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
 
+from clients.shards import images_of, shards_of
 from fedsim import apps, deployment
 from fedsim.auditing import attack_captured, audit, conclude
 from fedsim.cli import app
@@ -23,9 +24,11 @@ from fedsim.core.spec import Spec
 from fedsim.core.store import Run, read_json, write_json
 from fedsim.deployment import (
     Deployment,
+    Node,
     Processes,
     check_deployable,
     deploy,
+    end_recorded,
     gather,
     lay_out,
     plan_deployment,
@@ -37,15 +40,18 @@ from fedsim.deployment import (
 )
 from fedsim.grids import InlineGrid, identify
 from fedsim.keys import HOSTS, Keys, check_keys, make_keys
-from fedsim.processes import descendants
+from fedsim.processes import child_of, descendants
+from fedsim.server import read_checkpoint
 from tests.conftest import small_spec
+from tests.layouts import make_tree
 
 SCORES = ["round", "client", "attack", "image", "mse", "psnr", "ssim", "label_true", "canary"]
 
 
-def noisy_spec(*overrides: str) -> Spec:
-    """Two clients whose own noise decides the scores: equal ones mean the same client did it."""
-    return small_spec("data.clients=2", "defenses=[{name: gaussian_noise, std: 0.001}]", *overrides)
+def noisy_spec(clients: int, *overrides: str) -> Spec:
+    """Clients whose own noise decides the scores: equal ones mean the same client did it."""
+    everyone = f"data.clients={clients}", f"train.clients_per_round={clients}"
+    return small_spec(*everyone, "defenses=[{name: gaussian_noise, std: 0.001}]", *overrides)
 
 
 # -- keys -----------------------------------------------------------------------------------
@@ -138,19 +144,20 @@ def test_everything_listens_on_loopback_alone(planned: Deployment, secure: bool)
     assert len(set(ports)) == 3
 
 
-def test_a_node_is_told_of_its_own_vault_and_the_server_of_none(planned: Deployment) -> None:
+def test_a_node_is_told_of_its_own_folders_and_the_server_of_none(planned: Deployment) -> None:
     lay_out(planned, small_spec("data.clients=2"))
     first, second = planned.nodes
     told = " ".join(supernode_command(planned, first))
     assert "partition-id=0" in told
-    assert str(first.vault) in told
+    assert f'vault="{first.vault}" data="{first.data}"' in told
     assert str(second.root) not in told
-    submitted = run_command(planned.app, planned.spec, planned.run)
+    submitted = run_command(planned.app, planned.spec, planned.public, planned.run)
     for command in (superlink_command(planned), submitted):
         assert "vault" not in " ".join(command)
         assert str(planned.root / "nodes") not in " ".join(command)
     assert planned.server not in first.vault.parents
-    assert first.root.stat().st_mode & 0o777 == 0o700
+    assert {folder.stat().st_mode & 0o777 for folder in (first.root, first.data)} == {0o700}
+    assert "astronaut" not in planned.public.read_text(), "the names of classes may be people's"
 
 
 def test_a_clients_own_defenses_are_kept_when_the_deployment_goes_on(planned: Deployment) -> None:
@@ -167,6 +174,23 @@ def test_a_clients_own_defenses_are_kept_when_the_deployment_goes_on(planned: De
     assert planned.nodes[0].spec.read_text() == own
 
 
+def _federated_here(planned: Deployment) -> Run:
+    """The apps of a deployment in this process, as Flower would start them."""
+    config = {
+        "spec": str(planned.spec),
+        "public": str(planned.public),
+        "output": str(planned.run),
+        "attack": True,
+    }
+    grid = InlineGrid(apps.client, len(planned.nodes))
+    for context, node in zip(grid.contexts.values(), planned.nodes, strict=True):
+        context.run_config = config
+        own = {"vault": str(node.vault), "data": str(node.data), "spec": str(node.spec)}
+        context.node_config |= own
+    apps.server(grid, Context(1, 0, {}, RecordDict(), config))
+    return Run.open(planned.run)
+
+
 def test_a_node_uses_its_own_vault_and_defenses_and_the_server_attacks_without_a_vault(
     tmp_path: Path,
 ) -> None:
@@ -178,13 +202,7 @@ def test_a_node_uses_its_own_vault_and_defenses_and_the_server_attacks_without_a
             "data.clients=2", "train.rounds=1", "defenses=[{name: gaussian_noise, std: 0.1}]"
         ).to_yaml()
     )
-    config = {"spec": str(planned.spec), "output": str(planned.run), "attack": True}
-    grid = InlineGrid(apps.client, 2)
-    for context, node in zip(grid.contexts.values(), planned.nodes, strict=True):
-        context.run_config = config
-        context.node_config |= {"vault": str(node.vault), "spec": str(node.spec)}
-    apps.server(grid, Context(1, 0, {}, RecordDict(), config))
-    run = Run.open(planned.run)
+    run = _federated_here(planned)
     assert not run.vault.exists()
     assert [len(list(n.vault.rglob("*.safetensors"))) for n in planned.nodes] == [1, 1]
     assert list(run.reconstructions.rglob("*.safetensors"))
@@ -192,6 +210,49 @@ def test_a_node_uses_its_own_vault_and_defenses_and_the_server_attacks_without_a
     conclude(run)
     canaries = run.scores.groupby("client")["canary"].max()
     assert canaries[0] < 1e-4 < canaries[1], "what a client does not announce is found"
+
+
+def test_neither_server_nor_clients_need_the_data_set(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree")
+    (tree / "class-0" / "person-0" / "damaged.png").write_bytes(b"nothing")
+    named = f"data={{name: imagefolder, path: {tree}, image_size: 32, clients: 2}}"
+    spec = small_spec(named, "train={rounds: 1, lr: 0.05}")
+    planned = plan_deployment(tmp_path / "d", 2, None)
+    lay_out(planned, spec)
+    tree.rename(tmp_path / "away")
+    for cached in (images_of, shards_of):
+        cached.cache_clear()
+    run = _federated_here(planned)
+    assert not run.events()
+    (tmp_path / "away").rename(tree)  # whoever scores has it: the gallery is made from it
+    gather(run, [node.vault for node in planned.nodes])
+    conclude(run)
+    assert [event["kind"] for event in run.events()] == ["pictures_skipped"]
+    simulated = audit(spec, tmp_path / "simulated")
+    pd.testing.assert_frame_equal(run.scores[SCORES], simulated.scores[SCORES])
+    columns = ["round", "clients", "failed", "train_loss", "test_loss", "test_accuracy"]
+    pd.testing.assert_frame_equal(run.rounds[columns], simulated.rounds[columns])
+
+
+def test_a_client_without_its_pictures_fails_in_one_sentence(tmp_path: Path) -> None:
+    planned = plan_deployment(tmp_path / "d", 2, None)
+    lay_out(planned, small_spec("data.clients=2", "train.rounds=1"))
+    first, second = planned.nodes
+    shutil.rmtree(first.data)
+    second.data.rename(first.data)
+    run = _federated_here(replace(planned, nodes=(first, replace(second, root=first.root))))
+    (event,) = run.events()
+    assert "dealt to client 1, and this is client 0" in event["message"]
+    assert "\n" not in event["message"]
+
+
+def test_what_was_dealt_is_kept_when_the_deployment_goes_on(planned: Deployment) -> None:
+    spec = small_spec("data.clients=2")
+    lay_out(planned, spec)
+    files = [file for node in planned.nodes for file in node.data.iterdir()]
+    before = [file.stat().st_mtime_ns for file in files]
+    lay_out(planned, spec)
+    assert [file.stat().st_mtime_ns for file in files] == before
 
 
 # -- bad input ------------------------------------------------------------------------------
@@ -234,6 +295,49 @@ def test_a_deployment_with_the_wrong_certificate_starts_nothing(
     with pytest.raises(RunError, match="was not signed by") as caught:
         deploy(small_spec("data.clients=2"), tmp_path / "d", keys=keys.root)
     assert "\n" not in str(caught.value)
+
+
+def test_a_deployment_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
+    under_way = Run(tmp_path / "d")
+    with under_way.locked(), pytest.raises(RunError, match="another process"):
+        deploy(small_spec("data.clients=2"), under_way.root, insecure=True)
+
+
+def _sleeper(folder: Path) -> Processes:
+    processes = Processes(record=folder / "processes.json")
+    processes.start("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"], folder)
+    return processes
+
+
+def test_what_a_killed_deployment_left_is_ended(tmp_path: Path) -> None:
+    processes = _sleeper(tmp_path)
+    (process, _) = processes.running["sleeper"]
+    try:
+        assert process.poll() is None
+        end_recorded(tmp_path / "processes.json")
+        assert not child_of(process).lives
+        assert not (tmp_path / "processes.json").exists()
+        end_recorded(tmp_path / "processes.json")
+    finally:
+        processes.stop()
+
+
+def test_a_process_that_has_the_number_of_another_is_left_alone(tmp_path: Path) -> None:
+    processes = _sleeper(tmp_path)
+    (process, _) = processes.running["sleeper"]
+    try:
+        write_json(tmp_path / "processes.json", [{"pid": process.pid, "began": "1"}])
+        end_recorded(tmp_path / "processes.json")
+        assert process.poll() is None
+    finally:
+        processes.stop()
+
+
+def test_a_damaged_record_of_processes_is_one_sentence(tmp_path: Path) -> None:
+    for content in ("{", '[{"pid": "x"}]', "3"):
+        (tmp_path / "processes.json").write_text(content)
+        with pytest.raises(RunError, match="is damaged; look for"):
+            end_recorded(tmp_path / "processes.json")
 
 
 # -- scoring afterwards ---------------------------------------------------------------------
@@ -344,25 +448,40 @@ def _alive(mark: str) -> list[int]:
 def test_a_deployment_over_tls_gives_the_scores_of_the_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = tmp_path / "opened.txt"
+    server, node = tmp_path / "server.txt", tmp_path / "node.txt"
+
+    def traced_node(planned: Deployment, one: Node) -> list[str]:
+        command = supernode_command(planned, one)
+        return _traced(command, node) if one.partition == 2 else command
+
     if shutil.which("strace"):
         monkeypatch.setattr(
-            deployment, "superlink_command", lambda d: _traced(superlink_command(d), opened)
+            deployment, "superlink_command", lambda d: _traced(superlink_command(d), server)
         )
-    spec = noisy_spec()
+        monkeypatch.setattr(deployment, "supernode_command", traced_node)
+    tree = make_tree(tmp_path / "tree")
+    spec = noisy_spec(4, "data.name=imagefolder", f"data.path={tree}")
     done = deploy(spec, tmp_path / "d")
     _none_alive(str(tmp_path))
+    assert len(done.nodes) == 4
+    assert spec.train.rounds == 2
     run = Run.open(done.run)
     assert run.deployed
     assert not run.vault.exists()
-    assert len(list(run.reconstructions.rglob("*.safetensors"))) >= 4
-    for node in done.nodes:
-        names = {file.stem for file in node.vault.rglob("*.safetensors")}
-        assert len(names) == 1, "a node holds the truth of its own client alone"
-    if opened.is_file():
-        trace = opened.read_text(errors="replace")
+    assert not run.events()
+    assert len(list(run.reconstructions.rglob("*.safetensors"))) >= 8
+    for one in done.nodes:
+        names = [file.stem for file in sorted(one.vault.rglob("*.safetensors"))]
+        assert names == [f"client-{one.partition:04d}"] * 2, "the truth of its own client alone"
+    if server.is_file():
+        trace = server.read_text(errors="replace")
         assert str(done.run) in trace, "the trace saw the server at work"
         assert str(done.root / "nodes") not in trace
+        assert str(tree) not in trace
+        trace = node.read_text(errors="replace")
+        assert str(done.nodes[2].data) in trace, "the trace saw the node at work"
+        for other in (done.server, tree, *(n.root for n in done.nodes if n.partition != 2)):
+            assert str(other) not in trace
     gather(run, [node.vault for node in done.nodes])
     conclude(run)
     simulated = audit(spec, tmp_path / "simulated")
@@ -374,7 +493,7 @@ def test_a_deployment_over_tls_gives_the_scores_of_the_simulation(
 def test_nodes_that_are_unknown_or_distrust_the_server_are_turned_away(tmp_path: Path) -> None:
     keys, other = make_keys(tmp_path / "keys", 2), make_keys(tmp_path / "other", 2)
     planned = plan_deployment(tmp_path / "d", 2, keys)
-    lay_out(planned, noisy_spec())
+    lay_out(planned, noisy_spec(2))
     stranger, misled = planned.nodes
     elsewhere = replace(planned, keys=Keys(other.root))
     for name, command, expected in (
@@ -401,18 +520,29 @@ def _until_it_ends(processes: Processes) -> None:
 
 
 @pytest.mark.slow
-def test_two_nodes_with_the_same_partition_id_stop_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("partition", "expected"),
+    [
+        (0, "two nodes say they are client 0"),
+        (7, "a node says it is client 7, and there are clients 0 to 1 only"),
+    ],
+)
+def test_nodes_with_a_wrong_partition_id_stop_the_run(
+    partition: int, expected: str, tmp_path: Path
+) -> None:
     planned = plan_deployment(tmp_path / "d", 2, make_keys(tmp_path / "keys", 2))
     first, second = planned.nodes
-    lay_out(planned, noisy_spec())
-    with pytest.raises(FedsimError, match="two nodes say they are client 0") as caught:
-        _federated(replace(planned, nodes=(first, replace(second, partition=0))), second.key)
+    lay_out(planned, noisy_spec(2))
+    with pytest.raises(FedsimError, match=expected) as caught:
+        _federated(
+            replace(planned, nodes=(first, replace(second, partition=partition))), second.key
+        )
     assert "\n" not in str(caught.value)
     _none_alive(str(tmp_path))
 
 
 def _federated(wrong: Deployment, key: Path | None) -> None:
-    """As `started`, but the second node's key is registered although it says it is the first."""
+    """As `started`, but the second node's key is registered whoever it says it is."""
     assert wrong.keys is not None
     assert key is not None
     only = replace(wrong, nodes=wrong.nodes[:1])
@@ -420,3 +550,35 @@ def _federated(wrong: Deployment, key: Path | None) -> None:
         deployment.call(register_command(key.with_suffix(".pub")), wrong.server, "the key")
         processes.start("impostor", supernode_command(wrong, wrong.nodes[1]), wrong.nodes[1].root)
         deployment.federate(wrong, processes)
+
+
+@pytest.mark.slow
+def test_a_killed_deployment_goes_on_and_gives_the_scores_of_the_simulation(tmp_path: Path) -> None:
+    spec, root = noisy_spec(2, "train.rounds=3"), tmp_path / "d"
+    (tmp_path / "spec.yaml").write_text(spec.to_yaml())
+    words = ["deploy", str(tmp_path / "spec.yaml"), "-o", str(root), "--insecure"]
+    command = [sys.executable, "-m", "fedsim.cli", *words]
+    run, log = Run(root / "server" / "run"), tmp_path / "deploy.log"
+    with log.open("wb") as sink:
+        first = subprocess.Popen(command, stdout=sink, stderr=sink)
+    try:
+        end = time.monotonic() + 300
+        while not run.checkpoint.is_file() and first.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+    finally:
+        first.kill()
+        first.wait()
+    assert len(read_checkpoint(run).rows) == 1, log.read_text()
+    assert _alive(str(root)), "what it started outlived it"
+    assert not (root / "keys").exists()
+    dealt = {file: file.stat().st_mtime_ns for file in (root / "nodes").glob("*/data/*")}
+    again = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert again.returncode == 0, again.stdout + again.stderr
+    _none_alive(str(root))
+    assert {file: file.stat().st_mtime_ns for file in (root / "nodes").glob("*/data/*")} == dealt
+    assert list(run.rounds["round"]) == [1, 2, 3]
+    gather(run, [root / "nodes" / str(client) / "vault" for client in range(2)])
+    conclude(run)
+    simulated = audit(spec, tmp_path / "simulated")
+    assert simulated.scores["psnr"].max() < 100, "scores at their ceiling would compare nothing"
+    pd.testing.assert_frame_equal(run.scores[SCORES], simulated.scores[SCORES], rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Commands for a real Flower deployment: keys, deploy, and the score once it is over."""
+"""Commands for a real Flower deployment: keys, shards, deploy, the score once it is over."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ def deploy(
     as_json: AsJson = False,
 ) -> None:
     """Rounds and attacks on a real SuperLink and SuperNodes, as processes on this machine."""
-    from fedsim.deployment import deploy as conduct
+    from fedsim.deployment import carry_out, set_up
 
     if insecure and keys is not None:
         raise SpecError("--insecure takes no keys; leave one of the two out.")
     changes = [*(overrides or []), *([f"data.clients={nodes}"] if nodes else [])]
     checked = checked_spec(spec, changes)
-    with err.status("federation under way"):
-        done = conduct(checked, output, insecure=insecure, keys=keys)
+    ready = set_up(checked, output, insecure=insecure, keys=keys)
+    with ready as done, err.status("federation under way"):
+        carry_out(done)
     run = Run.open(done.run)
     vaults = [str(node.vault) for node in done.nodes]
     if as_json:
@@ -98,6 +99,24 @@ def keys(
     out.print(f"keys: {made.root}", soft_wrap=True, highlight=False)
 
 
+@app.command()
+def deal(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="A YAML file.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="DIR/0 is for client 0.")],
+    overrides: Overrides = None,
+) -> None:
+    """Write for every client the pictures that it holds, into a folder each."""
+    from clients.dealing import PUBLIC, write_public
+    from clients.dealing import deal as hand_out
+
+    checked = checked_spec(spec, overrides)
+    hand_out(checked, [output / str(client) for client in range(checked.data.clients)])
+    write_public(output / PUBLIC, checked)
+    last = checked.data.clients - 1
+    out.print(f"dealt: {output}/0 to {output}/{last}", soft_wrap=True, highlight=False)
+    out.print(f"for the server: {output / PUBLIC}", soft_wrap=True, highlight=False)
+
+
 Address = Annotated[str, typer.Argument(metavar="HOST:PORT", help="The SuperLink.")]
 Authority = Annotated[Path, typer.Option("--ca", help="The authority's certificate.")]
 
@@ -123,6 +142,10 @@ def submit(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The run's directory, as the SuperLink sees it.")
     ],
+    public: Annotated[
+        Path | None,
+        typer.Option(help="What `fedsim deal` wrote for the server, as the SuperLink sees it."),
+    ] = None,
     attack: Annotated[
         bool, typer.Option(help="Attack in the server app itself once the rounds are done.")
     ] = True,
@@ -130,7 +153,7 @@ def submit(
     """Have a SuperLink that is up run a spec, and wait for it."""
     from fedsim.deployment import submit as hand_over
 
-    hand_over(superlink, authority, spec, output, attack=attack)
+    hand_over(superlink, authority, spec, output, public=public, attack=attack)
     out.print(f"run: {output}", soft_wrap=True, highlight=False)
 
 

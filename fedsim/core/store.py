@@ -140,10 +140,13 @@ class Run:
         self.root = Path(root)
 
     @classmethod
-    def create(cls, root: str | Path, spec: Spec, *, deployed: bool = False) -> Run:
+    def create(
+        cls, root: str | Path, spec: Spec, *, deployed: bool = False, classes: int | None = None
+    ) -> Run:
         """A new run, or the same one again: another spec's directory is refused.
 
         ``deployed`` says that its clients are not simulated: what they did is not done again.
+        ``classes`` is how many there are, for a server that has no data set to count them in.
         """
         run = cls(root)
         run.refuse_other(spec)
@@ -152,7 +155,7 @@ class Run:
                 write_atomically(run.spec_path, spec.to_yaml().encode())
             if run._recorded_digest() is None:
                 about = {"started": time.time(), "digest": spec.digest(), "deployed": deployed}
-                write_json(run._about, about)
+                write_json(run._about, about | ({"classes": classes} if classes else {}))
         except OSError as error:
             raise RunError(f"'{root}' cannot be written: {error.strerror}.") from error
         return run
@@ -226,6 +229,12 @@ class Run:
     def deployed(self) -> bool:
         """Whether its clients ran elsewhere, under Flower's own launcher."""
         return bool(self._recorded().get("deployed"))
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes its clients have, where it was told because the data are elsewhere."""
+        told = self._recorded().get("classes")
+        return told if isinstance(told, int) else None
 
     def _recorded(self) -> dict[str, Any]:
         try:
