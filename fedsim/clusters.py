@@ -132,7 +132,7 @@ def read(file: Path) -> Cluster | None:
     """What the state file says, or None where there is none."""
     try:
         content = json.loads(file.read_text())
-        nodes = tuple(Child(int(node["pid"]), float(node["began"])) for node in content["nodes"])
+        nodes = tuple(Child.read(node) for node in content["nodes"])
         return Cluster(str(content["address"]), str(content["folder"]), nodes)
     except FileNotFoundError:
         return None

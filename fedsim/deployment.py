@@ -285,7 +285,7 @@ class Processes:
 def end_recorded(record: Path) -> None:
     """End what is left of a deployment that was killed."""
     try:
-        children = [Child(int(c["pid"]), str(c["began"])) for c in read_json(record)]
+        children = [Child.read(told) for told in read_json(record)]
     except FileNotFoundError:
         return
     except (DamagedError, KeyError, TypeError, ValueError) as error:

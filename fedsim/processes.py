@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -29,6 +30,12 @@ class Child:
 
     pid: int
     began: float | None
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> Child:
+        """One that was written down."""
+        moment = told["began"]
+        return cls(int(told["pid"]), None if moment is None else float(moment))
 
     @property
     def lives(self) -> bool:
