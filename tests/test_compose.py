@@ -19,6 +19,7 @@ from fedsim.core.spec import load_spec
 from fedsim.core.store import Run
 from fedsim.deployment import Processes
 from fedsim.processes import free_ports
+from fedsim.simulation import ATTACK_RESOURCE
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((Path(__file__).parent / "compose_schema.json").read_text())
@@ -67,6 +68,20 @@ def test_what_services_refer_to_is_there() -> None:
             assert known, f"{name} mounts {source}"
         assert set(service.get("networks", [])) <= set(COMPOSE["networks"])
         assert f"AS {service['build']['target']}\n" in (ROOT / "Dockerfile").read_text()
+
+
+def test_a_profile_starts_all_that_its_services_wait_for() -> None:
+    for name, service in SERVICES.items():
+        for other in service.get("depends_on", {}):
+            there = SERVICES[other].get("profiles")
+            assert there is None or set(service["profiles"]) <= set(there), f"{name}: {other}"
+
+
+@pytest.mark.parametrize("name", ["attack", "attack-gpu"])
+def test_an_attack_waits_for_a_node_that_offers_the_resource(name: str) -> None:
+    awaited = SERVICES[name]["depends_on"]
+    workers = [n for n in awaited if f"{ATTACK_RESOURCE}\": 1" in str(SERVICES[n]["command"])]
+    assert [awaited[worker]["condition"] for worker in workers] == ["service_healthy"]
 
 
 def volumes() -> set[str]:
