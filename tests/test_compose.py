@@ -80,7 +80,7 @@ def test_a_profile_starts_all_that_its_services_wait_for() -> None:
 @pytest.mark.parametrize("name", ["attack", "attack-gpu"])
 def test_an_attack_waits_for_a_node_that_offers_the_resource(name: str) -> None:
     awaited = SERVICES[name]["depends_on"]
-    workers = [n for n in awaited if f"{ATTACK_RESOURCE}\": 1" in str(SERVICES[n]["command"])]
+    workers = [n for n in awaited if f'{ATTACK_RESOURCE}": 1' in str(SERVICES[n]["command"])]
     assert [awaited[worker]["condition"] for worker in workers] == ["service_healthy"]
 
 
