@@ -4,5 +4,5 @@
 set -eu
 cluster=${1:?usage: attack.sh HOST:PORT RUN}
 run=${2:?usage: attack.sh HOST:PORT RUN}
-ray start --address="$cluster" --num-cpus=1
+ray start --address="$cluster" --num-cpus=0 --object-store-memory=1000000000
 exec fedsim attack-captured "$run"

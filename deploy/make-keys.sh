@@ -1,12 +1,17 @@
 #!/bin/sh
 # Makes the keys of a deployment and hands each part to whom it belongs: DIR/shared (the authority's
-# certificate, public keys) for everybody, DIR/server for the SuperLink, DIR/node-N for a SuperNode.
+# certificate, public keys) for everybody, DIR/server for the SuperLink, DIR/node-N for a SuperNode,
+# DIR/ray (a token) for the nodes of a Ray cluster.
 # Keys that were handed out already are kept.
 set -eu
 umask 077
 target=${1:?usage: make-keys.sh DIR NODES [HOST...]}
 nodes=${2:?usage: make-keys.sh DIR NODES [HOST...]}
 shift 2
+if [ ! -s "$target/ray/token" ]; then
+    mkdir -p "$target/ray"
+    od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$target/ray/token"
+fi
 if [ -s "$target/server/server.key" ]; then
     echo "keys are there already"
     exit 0

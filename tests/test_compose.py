@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from clients.dealing import open_holding, read_public
 from fedsim.cli import app
+from fedsim.clusters import ATTACK_RESOURCE
 from fedsim.core.spec import load_spec
 from fedsim.core.store import Run
 from fedsim.deployment import Processes
@@ -71,6 +72,30 @@ def test_what_services_refer_to_is_there() -> None:
             assert known, f"{name} mounts {source}"
         assert set(service.get("networks", [])) <= set(COMPOSE["networks"])
         assert f"AS {service['build']['target']}\n" in (ROOT / "Dockerfile").read_text()
+
+
+def test_a_profile_starts_all_that_its_services_wait_for() -> None:
+    for name, service in SERVICES.items():
+        for other in service.get("depends_on", {}):
+            there = SERVICES[other].get("profiles")
+            assert there is None or set(service["profiles"]) <= set(there), f"{name}: {other}"
+
+
+@pytest.mark.parametrize("name", ["attack", "attack-gpu"])
+def test_an_attack_waits_for_a_node_that_offers_the_resource(name: str) -> None:
+    awaited = SERVICES[name]["depends_on"]
+    workers = [n for n in awaited if f'{ATTACK_RESOURCE}": 1' in str(SERVICES[n]["command"])]
+    assert [awaited[worker]["condition"] for worker in workers] == ["service_healthy"]
+
+
+def test_ray_asks_for_a_token_that_it_shares_with_nobody_else() -> None:
+    for name, service in SERVICES.items():
+        path = service.get("environment", {}).get("RAY_AUTH_TOKEN_PATH", "")
+        if "ray" in service.get("networks", []):
+            assert service["environment"]["RAY_AUTH_MODE"] == "token"
+            assert _mounts(name)[str(Path(path).parent)] == "keys-ray"
+        elif name != "keys":
+            assert "keys-ray" not in _mounts(name).values()
 
 
 def volumes() -> set[str]:
@@ -211,11 +236,14 @@ def test_keys_are_handed_to_whom_they_belong_and_made_once(machine: Machine) -> 
     }
     assert held["keys-server"] == ["server.key", "server.pem"]
     assert held["keys-node-2"] == ["key"]
+    assert held["keys-ray"] == ["token"]
     assert held["keys-shared"] == ["ca.pem", *(f"node-{n}.pub" for n in range(len(NODES)))]
     key = machine.root / "volumes" / "keys-server" / "server.key"
-    before = key.read_bytes()
+    token = machine.root / "volumes" / "keys-ray" / "token"
+    assert re.fullmatch("[0-9a-f]{64}", token.read_text())
+    before = key.read_bytes(), token.read_bytes()
     machine.call("keys")
-    assert key.read_bytes() == before
+    assert (key.read_bytes(), token.read_bytes()) == before
     assert key.stat().st_mode & 0o777 == 0o600
 
 
