@@ -358,7 +358,7 @@ class RayPool(Pool):
         try:
             sent = self._sent(actor, job) if self.elsewhere else None
             future = actor.work.remote(job, self.shared, self._secrets(job), sent)
-            while not ray.wait([future], timeout=0.3)[0]:
+            while not ray.wait([future], timeout=1)[0]:  # asking costs the driver, too
                 try:
                     done, total, loss = ray.get(actor.status.remote(), timeout=1)
                 except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,11 +47,12 @@ ATTACKS = {
     "patch_solve": Component(name="patch_solve"),
     "inverting_gradients": Component.model_validate({"name": "inverting_gradients", "steps": 100}),
 }
-WORKERS = {"waits": (1, 2, 4, 8, 16), "patch_solve": (1, 2), "inverting_gradients": (1, 2)}
-JOBS = {"waits": 32, "patch_solve": 48, "inverting_gradients": 12}
+WORKERS = {"waits": (1, 4, 16), "patch_solve": (1, 2), "inverting_gradients": (1, 2)}
+JOBS = {"waits": 64, "patch_solve": 64, "inverting_gradients": 8}
 ROUNDS = 3  # the first is left out: processes start and import in it
 SECONDS = 1.0  # how long a job waits
 MEGABYTE = 2**20
+PROJECTED = {"ViT-Ti": 21.1, "ViT-S": 82.7, "ViT-B": 327.3}  # megabytes of an update, 10 classes
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,8 @@ def jobs_of(attack: str, workers: int) -> Jobs:
             handout = Handout(spec.threat, spec.seed, "cpu")
             pool = RayPool(spec, handout, Silent(), lambda job: Secrets())
             try:
-                for actor in pool.actors:
-                    ray.get(actor.greet.remote())
+                first = replace(jobs[0], results=Path(folder))  # on each: its imports are not timed
+                ray.get([actor.work.remote(first, handout, Secrets()) for actor in pool.actors])
                 began, worked = time.perf_counter(), time.process_time()
                 for job in jobs:
                     pool.submit(job)
@@ -190,8 +191,9 @@ def measured(*words: str) -> dict[str, Any]:
 
 
 def clients() -> None:
+    measures: dict[str, list[Rounds]] = {}
     for model, counts in CLIENTS.items():
-        lines = []
+        lines = measures[model] = []
         for count in counts:
             line = Rounds(**measured("clients", model, str(count)))
             lines.append(line)
@@ -209,6 +211,26 @@ def clients() -> None:
             f"{slope / lines[0].update:.2f} updates",
             flush=True,
         )
+    small, large = measures["tiny"], measures["vit-ti"]
+    print(carried_on(small[-2], small[-1], large[-1]))
+
+
+def carried_on(small: Rounds, many: Rounds, large: Rounds) -> str:
+    """The driver's seconds a client as a sum: a constant, the bytes, and the other clients.
+
+    From as many clients of a small model and of a large one, and from more of the small one.
+    """
+    a, b, c = (line.driver / line.clients for line in (small, large, many))
+    byte = (b - a) / (large.update - small.update)
+    other = max(0.0, (c - a) / (many.clients - small.clients))
+    constant = a - byte * small.update - other * small.clients
+    words = [f"the driver: {constant:.3f} s a client, {byte:.4f} s a MB, {other:.6f} s a neighbour"]
+    for name, update in PROJECTED.items():
+        for n in (64, 1000):
+            seconds = n * (constant + byte * update + other * n)
+            size = n * update / 1024
+            words.append(f"{n} clients of {name}: {seconds:.0f} s a round, {size:.1f} GB")
+    return "\n".join(words)
 
 
 def workers() -> None:
