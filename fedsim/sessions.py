@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
@@ -98,7 +99,7 @@ def _asked(question: Callable[[], Any], nodes: list[dict[str, Any]]) -> list[tup
     """What each of these nodes answers, with its name."""
     asked = [
         (
-            node["NodeManagerAddress"],
+            node,
             ray.remote(question)
             .options(
                 num_cpus=0,
@@ -110,13 +111,16 @@ def _asked(question: Callable[[], Any], nodes: list[dict[str, Any]]) -> list[tup
         if node["Alive"]
     ]
     answers = []
-    for name, answer in asked:
+    for node, answer in asked:
+        name = node["NodeManagerAddress"]
         try:
             answers.append((name, ray.get(answer, timeout=60)))
         except ray.exceptions.RayError as error:
-            raise RunError(
-                f"the Ray node {name} runs no task ({type(error).__name__}); see its logs."
-            ) from error
+            if still_up([node["NodeID"]]):
+                reason = type(error).__name__
+                raise RunError(
+                    f"the Ray node {name} runs no task ({reason}); see its logs."
+                ) from error
     return answers
 
 
@@ -128,6 +132,17 @@ def refuse_version(theirs: str, where: str) -> None:
             f"the Ray node {where} has fedsim {theirs} and this process {ours}; install the same "
             f"version on every node and start it again."
         )
+
+
+def still_up(nodes: list[str], seconds: float = 15) -> list[str]:
+    """Those of the nodes that live; a node's death is known a little after its workers'."""
+    end = time.monotonic() + seconds
+    while True:
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        up = [node for node in nodes if node in alive]
+        if len(up) < len(nodes) or time.monotonic() > end:
+            return up
+        time.sleep(0.5)
 
 
 @contextmanager

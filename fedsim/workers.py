@@ -27,7 +27,7 @@ from fedsim.core.spec import Spec
 from fedsim.core.store import write_json
 from fedsim.jobs import AnyJob, Handout, Job, Secrets, work
 from fedsim.parcels import Post, Returned, Stamp, fetched, keep, reads, sees, stamps, work_on
-from fedsim.sessions import own_version, refuse_version, worker_gpus
+from fedsim.sessions import own_version, refuse_version, still_up, worker_gpus
 
 
 class Watcher(Protocol):
@@ -321,7 +321,7 @@ class RayPool(Pool):
             nodes = self.lost.setdefault(job.result, [])
             nodes.append(home.node)
             # A node that is lost is no fault of the job, and does not count.
-            counted = _still_up(nodes) if self.elsewhere and len(nodes) > self.retries else nodes
+            counted = still_up(nodes) if self.elsewhere and len(nodes) > self.retries else nodes
             if len(counted) > self.retries:
                 self._fail(job, "crashed", "the attack worker died")
             else:
@@ -381,14 +381,3 @@ class RayPool(Pool):
         """What the job reads, in Ray's object store, where the worker does not see the disk."""
         files = reads(job, self.handout)
         return None if ray.get(actor.sees.remote(stamps(files))) else self.post.send(files)
-
-
-def _still_up(nodes: list[str], seconds: float = 15) -> list[str]:
-    """Those of the nodes that live; a node's death is known a little after its workers'."""
-    end = time.monotonic() + seconds
-    while True:
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        up = [node for node in nodes if node in alive]
-        if len(up) < len(nodes) or time.monotonic() > end:
-            return up
-        time.sleep(0.5)

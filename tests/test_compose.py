@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import numpy as np
+import psutil
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -24,6 +25,7 @@ from fedsim.core.spec import load_spec
 from fedsim.core.store import Run
 from fedsim.deployment import Processes
 from fedsim.processes import free_ports
+from fedsim.tokens import knock
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((Path(__file__).parent / "compose_schema.json").read_text())
@@ -173,7 +175,8 @@ class Machine:
     """Every service with a root folder of its own, in which it finds only what it mounts."""
 
     def __init__(self, root: Path, spec: Path):
-        self.root, self.spec, (self.port, *self.ports) = root, spec, free_ports(1 + len(NODES))
+        self.root, self.spec = root, spec
+        self.port, self.ray, *self.ports = free_ports(2 + len(NODES))
         for name in SERVICES:
             for target, source in _mounts(name).items():
                 place = self.folder(name) / target.lstrip("/")
@@ -200,7 +203,11 @@ class Machine:
     def _rewritten(self, word: str, top: Path) -> str:
         if word in ("0.0.0.0", "8000"):
             return "127.0.0.1" if word == "0.0.0.0" else str(self.port)
+        if word.startswith("--node-manager-port"):  # one a node
+            return f"--node-manager-port={free_ports(1)[0]}"
         for found, put in (
+            ("ray-head:6379", f"127.0.0.1:{self.ray}"),
+            ("--port=6379", f"--port={self.ray}"),
             ("/opt/fedsim/", f"{ROOT}/"),
             ("/srv/", f"{top}/srv/"),
             ("/etc/fedsim/", f"{top}/etc/fedsim/"),
@@ -209,13 +216,21 @@ class Machine:
             word = word.replace(found, put)
         return word
 
-    def call(self, service: str, seen_by: str | None = None) -> None:
-        self.run(self.command(service, seen_by))
+    def environment(self, service: str) -> dict[str, str]:
+        """What the service is told, and where it finds the tools."""
+        told = SERVICES[service].get("environment", {})
+        own = {name: self._rewritten(value, self.folder(service)) for name, value in told.items()}
+        tools = str(Path(sys.executable).parent)
+        path = os.pathsep.join([tools, os.environ["PATH"]])
+        return own | {"FEDSIM": f"{sys.executable} -m fedsim.cli", "PATH": path}
 
-    def run(self, command: list[str]) -> None:
-        tool = {"FEDSIM": f"{sys.executable} -m fedsim.cli"}
+    def call(self, service: str, seen_by: str | None = None) -> None:
         done = subprocess.run(
-            command, env=os.environ | tool, capture_output=True, text=True, timeout=500
+            self.command(service, seen_by),
+            env=os.environ | self.environment(service),
+            capture_output=True,
+            text=True,
+            timeout=500,
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
@@ -223,9 +238,16 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     own = tmp_path / "spec.yaml"
-    changes = ["engine={kind: inline, device: cpu}", "train.rounds=1"]
+    machine = Machine(tmp_path, own)
+    changes = [f"engine.address='127.0.0.1:{machine.ray}'", "train.rounds=1"]
     own.write_text(load_spec(ROOT / "deploy" / "spec.yaml", changes).to_yaml())
-    return Machine(tmp_path, own)
+    return machine
+
+
+def _end_nodes_of(port: int) -> None:
+    for process in psutil.process_iter(["cmdline"]):
+        if re.search(rf"gcs-address=\S+:{port}\b", " ".join(process.info["cmdline"] or [])):
+            process.kill()
 
 
 def test_keys_are_handed_to_whom_they_belong_and_made_once(machine: Machine) -> None:
@@ -261,7 +283,9 @@ def test_shards_are_dealt_to_whom_they_belong(machine: Machine) -> None:
 
 
 @pytest.mark.slow
-def test_the_services_commands_run_a_federation(machine: Machine) -> None:
+def test_the_services_commands_run_a_federation(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     processes = Processes()
     try:
         machine.call("keys")
@@ -279,8 +303,17 @@ def test_the_services_commands_run_a_federation(machine: Machine) -> None:
     run = Run.open(machine.root / "volumes" / "runs" / "deployed")
     assert not run.vault.exists()
     assert run.classes == 8, "the server counted none itself"
-    where = machine.command("attack")[-1]  # Ray's part left out: the spec attacks in its process
-    machine.run([sys.executable, "-m", "fedsim.cli", "attack-captured", where])
+    try:
+        for name in ("ray-head", "attack-worker"):
+            for key, value in machine.environment(name).items():
+                monkeypatch.setenv(key, value)
+            processes.start(name, machine.command(name), machine.folder(name))
+            processes.wait_for_port(machine.ray)
+        assert knock(f"127.0.0.1:{machine.ray}"), "without the token nobody is let in"
+        machine.call("attack")
+    finally:
+        processes.stop()
+        _end_nodes_of(machine.ray)  # the attack's own, which its container would take along
     machine.call("score")
     assert set(run.scores["client"]) == set(range(len(NODES)))
     assert run.scores.query("attack == 'patch_solve'")["psnr"].min() > 60
