@@ -38,7 +38,7 @@ from fedsim.planning import (
 )
 from fedsim.scoring import failures, results_of, score_jobs
 from fedsim.server import AdversarialStrategy, create_strategy, read_checkpoint
-from fedsim.sessions import ray_session
+from fedsim.sessions import ray_session, refuse_silence
 from fedsim.simulation import run_federation
 from fedsim.statistics import compare, over_rounds, population
 from fedsim.verdict import BASELINE, summarise
@@ -191,6 +191,7 @@ def versions() -> dict[str, str]:
 def _opened(spec: Spec, root: str | Path) -> Iterator[tuple[Plan, Run]]:
     """A run that nobody else works in, set right where it was damaged."""
     Run(root).refuse_other(spec)  # before the slow checks
+    refuse_silence(spec.engine)
     plan = prepare(spec, Run(root).classes)
     with Run(root).locked():
         run = Run.create(root, spec)

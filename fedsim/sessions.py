@@ -28,20 +28,33 @@ def _address(told: str) -> str:
     if told != "auto":
         return told
     cluster = read(state_file())
-    return cluster.address if cluster is not None and running(cluster) else told
+    if cluster is not None and running(cluster):
+        return cluster.address
+    # Ray's own search would try for minutes what some Ray once left in a file.
+    raise RunError("no cluster is up here; start one with `fedsim cluster up`, or give host:port")
 
 
 def _settings(address: str | None) -> dict[str, str]:
     """By what Ray lets us in; fails at once where nobody listens: Ray would try for minutes."""
     if address is None:
         return tokens.settings()
-    if address == "auto":
-        return {}  # Ray looks for one on this machine
+    _knock(address)
+    return {} if address.startswith("ray://") else tokens.settings_for(address)
+
+
+def _knock(address: str) -> None:
+    """Somebody is there."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise RunError("an address is host:port")
     socket.create_connection((host, int(port)), timeout=5).close()
-    return {} if address.startswith("ray://") else tokens.settings_for(address)
+
+
+def refuse_silence(engine: EngineSpec) -> None:
+    """A cluster that does not answer is told of at once, before anything slow is done."""
+    if engine.kind == "ray" and engine.address:
+        with _told(engine):
+            _knock(_address(engine.address))
 
 
 def own_version() -> str:
@@ -152,15 +165,11 @@ def ray_session(engine: EngineSpec) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        try:
+        with _told(engine):
             address = _address(engine.address) if engine.address else None
             stack.enter_context(tokens.applied(_settings(address)))
             stack.callback(ray.shutdown)
             _connect(address, engine)
-        except Exception as error:
-            where = f"at '{engine.address}'" if engine.address else "on this machine"
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise RunError(f"Ray {where} cannot be used: {reason}") from error
         if not ray.cluster_resources().get(ATTACK_RESOURCE):
             raise RunError(
                 f"the Ray cluster at '{engine.address}' offers no '{ATTACK_RESOURCE}' resource; "
@@ -169,6 +178,17 @@ def ray_session(engine: EngineSpec) -> Iterator[None]:
         if engine.address:
             _refuse_other_versions()
         yield
+
+
+@contextmanager
+def _told(engine: EngineSpec) -> Iterator[None]:
+    """Whatever goes wrong with Ray, in one sentence."""
+    try:
+        yield
+    except Exception as error:
+        where = f"at '{engine.address}'" if engine.address else "on this machine"
+        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        raise RunError(f"Ray {where} cannot be used: {reason}.") from error
 
 
 def _connect(address: str | None, engine: EngineSpec) -> None:

@@ -29,7 +29,7 @@ from fedsim.core.store import Run
 from fedsim.jobs import Handout, Job, LessonJob, Secrets, teach
 from fedsim.parcels import Post, Returned, fetched, keep, pack, reads, sees, stamps, work_on
 from fedsim.planning import jobs_of, victims
-from fedsim.processes import Child
+from fedsim.processes import Child, free_ports
 from fedsim.sessions import ray_session
 from fedsim.workers import AttackWorker
 from tests.conftest import small_spec
@@ -83,6 +83,19 @@ def test_something_else_than_ray_at_the_address_is_one_sentence_soon() -> None:
         with pytest.raises(RunError, match="no Ray"), ray_session(engine):
             pass
         assert time.monotonic() - began < 10
+
+
+def test_no_cluster_of_ours_is_one_sentence_before_anything_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("fedsim.auditing.prepare", lambda spec: pytest.fail("it was prepared"))
+    port = free_ports(1)[0]
+    for address, words in (("auto", "fedsim cluster up"), (f"127.0.0.1:{port}", "refused")):
+        spec = small_spec(f"engine={{kind: ray, address: '{address}'}}")
+        with pytest.raises(RunError, match=words) as caught:
+            audit(spec, tmp_path / "run")
+        assert "\n" not in str(caught.value)
 
 
 def test_an_address_without_a_port_is_refused() -> None:
