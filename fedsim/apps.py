@@ -21,7 +21,7 @@ from fedsim.auditing import attack_captured
 from fedsim.core.errors import FedsimError
 from fedsim.core.spec import Spec, load_spec
 from fedsim.core.store import Run
-from fedsim.deployment import TOLD
+from fedsim.flower import TOLD
 from fedsim.planning import observed_rounds, prepare
 from fedsim.server import AdversarialStrategy, create_strategy
 

@@ -8,67 +8,42 @@ server's side is never told of either.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from clients.dealing import PUBLIC, deal, write_public
-from fedsim.core.errors import DamagedError, RunError, SpecError
+from fedsim.core.errors import RunError, SpecError
 from fedsim.core.knowledge import granted_by
 from fedsim.core.spec import Spec
-from fedsim.core.store import Run, read_json, write_json
+from fedsim.core.store import Run
+from fedsim.flower import (
+    TOLD,
+    Processes,
+    call,
+    end_recorded,
+    pairs,
+    register_command,
+    run_command,
+    write_app,
+    write_home,
+)
 from fedsim.keys import Keys, check_keys, make_keys
 from fedsim.planning import prepare
 from fedsim.processes import (
     LOOPBACK,
-    Child,
-    answers,
     child_of,
     end,
     free_ports,
     last_words,
     said,
-    spawn,
-    tries,
 )
 from fedsim.server import read_checkpoint
-
-CONNECTION = "deployment"
-TOLD = "fedsim error: "  # how the apps say in Flower's log what went wrong
-PATIENCE = 120.0  # seconds for a process to come up
-
-APP = """\
-[project]
-name = "fedsim-deployment"
-version = "0.1.0"
-
-[tool.flwr.app]
-publisher = "fedsim"
-
-[tool.flwr.app.components]
-serverapp = "fedsim_deployment:server"
-clientapp = "fedsim_deployment:client"
-
-[tool.flwr.app.config]
-spec = ""
-public = ""
-output = ""
-attack = true
-"""
-APP_CODE = '''"""The apps of fedsim, as every machine of the deployment has them installed."""
-
-from fedsim.apps import client, server
-
-__all__ = ["client", "server"]
-'''
 
 
 @dataclass(frozen=True)
@@ -186,24 +161,12 @@ def supernode_command(deployment: Deployment, node: Node) -> list[str]:
         "--port",
         str(node.port),
         "--node-config",
-        _pairs(own),
+        pairs(own),
     ]
     if deployment.keys is None:
         return [*command, "--insecure"]
     command += ["--root-certificates", str(deployment.keys.authority.absolute())]
     return [*command, *(["--auth-supernode-private-key", str(node.key)] if node.key else [])]
-
-
-def register_command(public: Path) -> list[str]:
-    return ["flwr", "supernode", "register", str(public.absolute()), CONNECTION]
-
-
-def run_command(
-    app: Path, spec: Path, public: Path | None, output: Path, *, attack: bool = True
-) -> list[str]:
-    told = {"spec": str(spec), "output": str(output), "attack": attack}
-    told |= {"public": str(public)} if public else {}
-    return ["flwr", "run", str(app), CONNECTION, "--stream", "-c", _pairs(told)]
 
 
 def lay_out(deployment: Deployment, spec: Spec) -> None:
@@ -220,83 +183,6 @@ def lay_out(deployment: Deployment, spec: Spec) -> None:
     write_app(deployment.app)
     authority = deployment.keys.authority if deployment.keys else None
     write_home(deployment.server, deployment.address, authority)
-
-
-def write_app(folder: Path) -> None:
-    """The app that Flower is given: it imports what every machine has installed."""
-    folder.mkdir(exist_ok=True)
-    (folder / "pyproject.toml").write_text(APP)
-    (folder / "fedsim_deployment.py").write_text(APP_CODE)
-
-
-def write_home(folder: Path, address: str, authority: Path | None) -> None:
-    """What Flower's commands in this folder need to find the SuperLink, and to trust it."""
-    connection = f"[superlink.{CONNECTION}]\naddress = {json.dumps(address)}\n"
-    if authority is None:
-        connection += "insecure = true\n"
-    else:
-        connection += f"root-certificates = {json.dumps(str(authority.absolute()))}\n"
-    home = folder / "flwr"
-    home.mkdir(exist_ok=True)
-    (home / "config.toml").write_text(connection)
-
-
-@dataclass
-class Processes:
-    """The children of a deployment: each in a process group and with a log of its own.
-
-    With a ``record`` they are written down, so that they can be ended where this process is
-    killed before it does.
-    """
-
-    running: dict[str, tuple[subprocess.Popen[bytes], Path]] = field(default_factory=dict)
-    record: Path | None = None
-
-    def start(self, name: str, command: list[str], folder: Path) -> None:
-        log = folder / f"{name}.log"
-        self.running[name] = (spawn(_found(command), log, environment(folder)), log)
-        if self.record:
-            children = [asdict(child_of(process)) for process, _ in self.running.values()]
-            write_json(self.record, children)
-
-    def check(self) -> None:
-        """Raise where one has ended that should not have."""
-        for name, (process, log) in self.running.items():
-            if process.poll() is not None:
-                raise RunError(f"the {name} ended: {why_ended(log)}; its log is '{log}'.")
-
-    def wait_for_port(self, port: int) -> None:
-        for _ in tries(PATIENCE):
-            self.check()
-            if answers(port):
-                return
-        raise RunError(f"nothing answers on port {port} after {PATIENCE:.0f} s.")
-
-    def stop(self) -> None:
-        """End all of them, and what they started: a SuperLink's helpers leave its group."""
-        for process, _ in reversed(self.running.values()):
-            end(child_of(process))
-            process.wait()
-        self.running.clear()
-        if self.record:
-            self.record.unlink(missing_ok=True)
-
-
-def end_recorded(record: Path) -> None:
-    """End what is left of a deployment that was killed."""
-    try:
-        children = [Child.read(told) for told in read_json(record)]
-    except FileNotFoundError:
-        return
-    except (DamagedError, KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"'{record}' is damaged; look for `flower-superlink` and `flower-supernode` among the "
-            f"processes, end those that are yours, and delete it."
-        ) from error
-    for child in reversed(children):
-        if child.lives:
-            end(child)
-    record.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -448,53 +334,3 @@ def gather(run: Run, vaults: list[Path]) -> int:
         shutil.copyfile(file, copy)
         copy.chmod(0o600)
     return len(found)
-
-
-def call(command: list[str], folder: Path, what: str) -> str:
-    """One of Flower's commands that ends by itself."""
-    done = subprocess.run(
-        _found(command),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=environment(folder),
-        timeout=PATIENCE,
-    )
-    if done.returncode:
-        raise RunError(f"{what} was refused: {done.stderr or done.stdout or 'no reason given'}")
-    return done.stdout
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Quiet, offline, with a home of Flower's in the process's own folder."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return os.environ | {
-        "PATH": path,
-        "FLWR_HOME": str(folder / "flwr"),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "NO_COLOR": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def why_ended(log: Path) -> str:
-    """Why a SuperLink or SuperNode gave up, in words that say what to do."""
-    text = said(log)
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return "the SuperLink's certificate is not signed by the authority that it was given"
-    if "Failed to activate SuperNode" in text:
-        return "the SuperLink does not know its key; register it with `flwr supernode register`"
-    told = re.search(r"Exit Code: \d+\n(.+)", text)
-    return told.group(1).strip().rstrip(".") if told else last_words(log)
-
-
-def _pairs(values: Mapping[str, object]) -> str:
-    """As Flower reads them: TOML values, quoted as JSON is."""
-    return " ".join(f"{name}={json.dumps(value)}" for name, value in values.items())
-
-
-def _found(command: list[str]) -> list[str]:
-    beside = Path(sys.executable).parent / command[0]
-    return [str(beside) if beside.is_file() else command[0], *command[1:]]

@@ -23,7 +23,7 @@ from fedsim.cli import app
 from fedsim.clusters import ATTACK_RESOURCE
 from fedsim.core.spec import load_spec
 from fedsim.core.store import Run
-from fedsim.deployment import Processes
+from fedsim.flower import Processes
 from fedsim.processes import free_ports
 from fedsim.tokens import knock
 

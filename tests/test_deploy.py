@@ -25,21 +25,18 @@ from fedsim.core.store import Run, read_json, write_json
 from fedsim.deployment import (
     Deployment,
     Node,
-    Processes,
     check_deployable,
     deploy,
-    end_recorded,
     gather,
     lay_out,
     plan_deployment,
-    register_command,
-    run_command,
     started,
     superlink_command,
     supernode_command,
 )
+from fedsim.flower import Processes, call, end_recorded, found, register_command, run_command
 from fedsim.grids import InlineGrid, identify
-from fedsim.keys import HOSTS, Keys, check_keys, make_keys
+from fedsim.keys import Keys, make_keys
 from fedsim.processes import child_of, descendants
 from fedsim.server import read_checkpoint
 from tests.conftest import small_spec
@@ -52,65 +49,6 @@ def noisy_spec(clients: int, *overrides: str) -> Spec:
     """Clients whose own noise decides the scores: equal ones mean the same client did it."""
     everyone = f"data.clients={clients}", f"train.clients_per_round={clients}"
     return small_spec(*everyone, "defenses=[{name: gaussian_noise, std: 0.001}]", *overrides)
-
-
-# -- keys -----------------------------------------------------------------------------------
-
-
-def test_private_keys_are_readable_by_their_owner_only(tmp_path: Path) -> None:
-    keys = make_keys(tmp_path / "keys", 2)
-    check_keys(keys, 2)
-    for path in (keys.server_key, keys.node(0), keys.node(1)):
-        assert path.stat().st_mode & 0o777 == 0o600
-    assert keys.root.stat().st_mode & 0o777 == 0o700
-    assert keys.node_public(1).read_text().startswith("ecdsa-sha2-nistp384 ")
-
-
-def test_keys_that_are_there_are_kept_and_more_nodes_get_their_own(tmp_path: Path) -> None:
-    keys = make_keys(tmp_path, 1)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    make_keys(tmp_path, 2)
-    assert {name: (tmp_path / name).read_bytes() for name in before} == before
-    check_keys(keys, 2)
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
-@pytest.mark.parametrize("host", HOSTS)
-def test_openssl_agrees_that_the_certificate_is_the_hosts(tmp_path: Path, host: str) -> None:
-    keys = make_keys(tmp_path, 0)
-    kind = "-verify_ip" if host[0].isdigit() else "-verify_hostname"
-    command = ["openssl", "verify", "-purpose", "sslserver", "-x509_strict"]
-    command += ["-CAfile", str(keys.authority), kind]
-    good = subprocess.run([*command, host, str(keys.certificate)], capture_output=True, text=True)
-    assert good.returncode == 0, good.stderr
-    other = "127.0.0.9" if host[0].isdigit() else "elsewhere"
-    assert subprocess.run([*command, other, str(keys.certificate)], capture_output=True).returncode
-
-
-def test_a_certificate_of_another_authority_is_refused(tmp_path: Path) -> None:
-    keys, other = make_keys(tmp_path / "one", 1), make_keys(tmp_path / "other", 1)
-    shutil.copy(other.certificate, keys.certificate)
-    with pytest.raises(RunError, match="was not signed by"):
-        check_keys(keys, 1)
-
-
-def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
-    keys, other = make_keys(tmp_path / "one", 1), make_keys(tmp_path / "other", 1)
-    shutil.copy(other.server_key, keys.server_key)
-    with pytest.raises(RunError, match="is not the key of"):
-        check_keys(keys, 1)
-
-
-@pytest.mark.parametrize("name", ["ca.pem", "server.key", "node-1"])
-def test_missing_or_broken_keys_are_named(tmp_path: Path, name: str) -> None:
-    keys = make_keys(tmp_path, 2)
-    (tmp_path / name).unlink()
-    with pytest.raises(RunError, match=rf"{name}' is missing"):
-        check_keys(keys, 2)
-    (tmp_path / name).write_text("nothing")
-    if name != "node-1":
-        with pytest.raises(RunError, match=f"{name}' holds no"):
-            check_keys(keys, 2)
 
 
 # -- command lines --------------------------------------------------------------------------
@@ -419,7 +357,7 @@ def test_a_helper_that_left_its_group_is_ended_as_well(tmp_path: Path) -> None:
 
 
 def _traced(command: list[str], log: Path) -> list[str]:
-    flower = deployment._found(command)
+    flower = found(command)
     return ["strace", "-f", "-qq", "-e", "trace=openat,open,rename,link", "-o", str(log), *flower]
 
 
@@ -547,7 +485,7 @@ def _federated(wrong: Deployment, key: Path | None) -> None:
     assert key is not None
     only = replace(wrong, nodes=wrong.nodes[:1])
     with started(only) as processes:
-        deployment.call(register_command(key.with_suffix(".pub")), wrong.server, "the key")
+        call(register_command(key.with_suffix(".pub")), wrong.server, "the key")
         processes.start("impostor", supernode_command(wrong, wrong.nodes[1]), wrong.nodes[1].root)
         deployment.federate(wrong, processes)
 
