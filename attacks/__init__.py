@@ -14,23 +14,26 @@ from fedsim.core.errors import SpecError
 from fedsim.core.knowledge import FIELDS
 from fedsim.core.registry import build
 
+if __name__ != "fedsim.attacks":
+    raise ImportError("import fedsim.attacks: it is a part of fedsim.", name=__name__)
+
 ATTACKS: dict[str, str] = {
-    "april": "attacks.april:April",
-    "april_closed": "attacks.april_closed:AprilClosed",
-    "deep_inversion": "attacks.deep_inversion:DeepInversion",
-    "dlg": "attacks.dlg:Dlg",
-    "gias": "attacks.gias:Gias",
-    "giml": "attacks.giml:Giml",
-    "grad_inversion": "attacks.grad_inversion:GradInversion",
-    "gradvit": "attacks.gradvit:GradVit",
-    "idlg": "attacks.idlg:IDlg",
-    "inverting_gradients": "attacks.inverting_gradients:InvertingGradients",
-    "joint": "attacks.joint:Joint",
-    "patch_solve": "attacks.patch_solve:PatchSolve",
-    "prior_only": "attacks.prior_only:PriorOnly",
-    "rgap": "attacks.rgap:RGap",
-    "row_space": "attacks.row_space:RowSpace",
-    "tag": "attacks.tag:TagAttack",
+    "april": "fedsim.attacks.april:April",
+    "april_closed": "fedsim.attacks.april_closed:AprilClosed",
+    "deep_inversion": "fedsim.attacks.deep_inversion:DeepInversion",
+    "dlg": "fedsim.attacks.dlg:Dlg",
+    "gias": "fedsim.attacks.gias:Gias",
+    "giml": "fedsim.attacks.giml:Giml",
+    "grad_inversion": "fedsim.attacks.grad_inversion:GradInversion",
+    "gradvit": "fedsim.attacks.gradvit:GradVit",
+    "idlg": "fedsim.attacks.idlg:IDlg",
+    "inverting_gradients": "fedsim.attacks.inverting_gradients:InvertingGradients",
+    "joint": "fedsim.attacks.joint:Joint",
+    "patch_solve": "fedsim.attacks.patch_solve:PatchSolve",
+    "prior_only": "fedsim.attacks.prior_only:PriorOnly",
+    "rgap": "fedsim.attacks.rgap:RGap",
+    "row_space": "fedsim.attacks.row_space:RowSpace",
+    "tag": "fedsim.attacks.tag:TagAttack",
 }
 
 

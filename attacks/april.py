@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attacks.matching import MatchingAttack, Weight
-from attacks.objectives import Objective, PositionCosine, SquaredL2
-from attacks.priors import Term, total_variation
-from attacks.selection import transformer_parts
-from attacks.setting import Setting
+from fedsim.attacks.matching.base import MatchingAttack, Weight
+from fedsim.attacks.matching.layers import transformer_parts
+from fedsim.attacks.matching.objectives import Objective, PositionCosine, SquaredL2
+from fedsim.attacks.matching.priors import Term, total_variation
+from fedsim.attacks.matching.problem import Setting
 from fedsim.core.errors import AttackError
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attacks.closed_form import ClosedForm, Solved, fold_patches, uploaded
-from attacks.selection import transformer_parts
-from attacks.solvers import ridge_solve
+from fedsim.attacks.closed.frame import ClosedForm, Solved, fold_patches, uploaded
+from fedsim.attacks.closed.solvers import ridge_solve
+from fedsim.attacks.matching.layers import transformer_parts
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View

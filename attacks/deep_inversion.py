@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from attacks.matching import MatchingAttack, Weight
-from attacks.objectives import Objective, ObjectiveName, objective_of
-from attacks.priors import (
+from fedsim.attacks.matching.base import MatchingAttack, Weight
+from fedsim.attacks.matching.objectives import Objective, ObjectiveName, objective_of
+from fedsim.attacks.matching.priors import (
     FeaturePrior,
     Term,
     batch_statistics,
@@ -17,7 +17,7 @@ from attacks.priors import (
     total_variation,
     total_variation_norm,
 )
-from attacks.setting import Setting
+from fedsim.attacks.matching.problem import Setting
 from fedsim.core.knowledge import Statistics
 
 BatchNormName = Literal["auto", "exact", "running", "none"]

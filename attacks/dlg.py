@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from attacks.engine import OptimizerName, ScheduleName
-from attacks.matching import Count, LabelRule, MatchingAttack
-from attacks.objectives import Objective, SquaredL2
-from attacks.setting import Setting
+from fedsim.attacks.matching.base import Count, LabelRule, MatchingAttack
+from fedsim.attacks.matching.objectives import Objective, SquaredL2
+from fedsim.attacks.matching.problem import Setting
+from fedsim.attacks.matching.search import OptimizerName, ScheduleName
 
 
 @dataclass(frozen=True, kw_only=True)

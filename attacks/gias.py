@@ -16,19 +16,19 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attacks.deep_inversion import BatchNormName, batchnorm_prior
-from attacks.engine import ScheduleName
-from attacks.generators import (
+from fedsim.attacks.deep_inversion import BatchNormName, batchnorm_prior
+from fedsim.attacks.generators import (
     check_generator,
     create_generator,
     latent_size,
     latents_of,
 )
-from attacks.matching import Count, MatchingAttack, Problem, Stage, Weight
-from attacks.objectives import Objective, ObjectiveName, objective_of
-from attacks.priors import FeaturePrior, Term, total_variation
-from attacks.setting import Setting
-from attacks.spaces import Latents, Parametrisation, Pixels, Weights
+from fedsim.attacks.matching.base import Count, MatchingAttack, Problem, Stage, Weight
+from fedsim.attacks.matching.objectives import Objective, ObjectiveName, objective_of
+from fedsim.attacks.matching.priors import FeaturePrior, Term, total_variation
+from fedsim.attacks.matching.problem import Setting
+from fedsim.attacks.matching.search import ScheduleName
+from fedsim.attacks.matching.spaces import Latents, Parametrisation, Pixels, Weights
 from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.knowledge import View
 from fedsim.core.observation import checksum

@@ -22,20 +22,20 @@ from PIL import Image
 from pydantic import Field
 from torch import Tensor, nn
 
-from attacks.engine import Budget, search
-from attacks.generators import generate, generator_metadata, load_generator, save_generator
-from attacks.gias import Gias, Rate, SpaceName, centre_of, draw_latents
-from attacks.matching import Count, Problem, Weight
-from attacks.priors import total_variation
-from attacks.setting import Setting
-from attacks.spaces import Latents
+from fedsim.attacks.generators import generate, generator_metadata, load_generator, save_generator
+from fedsim.attacks.gias import Gias, Rate, SpaceName, centre_of, draw_latents
+from fedsim.attacks.matching.base import Count, Problem, Weight
+from fedsim.attacks.matching.priors import total_variation
+from fedsim.attacks.matching.problem import Setting
+from fedsim.attacks.matching.search import Budget, search
+from fedsim.attacks.matching.spaces import Latents
 from fedsim.core.attack import Lesson, Progress, no_progress
 from fedsim.core.errors import AttackError, ObservationError
+from fedsim.core.files import write_atomically
 from fedsim.core.knowledge import Traffic, View
 from fedsim.core.notebook import Notebook, optimizer_tensors, restore_optimizer
 from fedsim.core.observation import observation_name
 from fedsim.core.spec import GeneratorSpec
-from fedsim.core.store import write_atomically
 
 SHOWN = 8  # latents whose images are kept from step to step, to look at
 

@@ -11,11 +11,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from attacks.deep_inversion import BatchNormName, DeepInversion
-from attacks.engine import Budget
-from attacks.matching import Count, Weight
-from attacks.priors import GroupConsistency, Term
-from attacks.setting import Setting
+from fedsim.attacks.deep_inversion import BatchNormName, DeepInversion
+from fedsim.attacks.matching.base import Count, Weight
+from fedsim.attacks.matching.priors import GroupConsistency, Term
+from fedsim.attacks.matching.problem import Setting
+from fedsim.attacks.matching.search import Budget
 
 
 @dataclass(frozen=True, kw_only=True)

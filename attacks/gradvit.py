@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from attacks.engine import Budget
-from attacks.matching import Count, MatchingAttack, Weight
-from attacks.objectives import Objective, ObjectiveName, objective_of
-from attacks.priors import (
+from fedsim.attacks.matching.base import Count, MatchingAttack, Weight
+from fedsim.attacks.matching.layers import transformer_parts
+from fedsim.attacks.matching.objectives import Objective, ObjectiveName, objective_of
+from fedsim.attacks.matching.priors import (
     GroupConsistency,
     PatchPrior,
     PriorNetwork,
@@ -22,8 +22,8 @@ from attacks.priors import (
     total_variation,
     total_variation_norm,
 )
-from attacks.selection import transformer_parts
-from attacks.setting import Setting
+from fedsim.attacks.matching.problem import Setting
+from fedsim.attacks.matching.search import Budget
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attacks.dlg import Dlg
-from attacks.matching import LabelRule
+from fedsim.attacks.dlg import Dlg
+from fedsim.attacks.matching.base import LabelRule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attacks.engine import OptimizerName, ScheduleName
-from attacks.matching import MatchingAttack, Weight
-from attacks.objectives import Objective, ObjectiveName, objective_of
-from attacks.priors import Term, total_variation
-from attacks.setting import Setting
+from fedsim.attacks.matching.base import MatchingAttack, Weight
+from fedsim.attacks.matching.objectives import Objective, ObjectiveName, objective_of
+from fedsim.attacks.matching.priors import Term, total_variation
+from fedsim.attacks.matching.problem import Setting
+from fedsim.attacks.matching.search import OptimizerName, ScheduleName
 
 
 @dataclass(frozen=True, kw_only=True)

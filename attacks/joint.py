@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.engine import Matching
-from attacks.inverting_gradients import InvertingGradients
-from attacks.matcher import Match
-from attacks.matching import Count, Problem
+from fedsim.attacks.inverting_gradients import InvertingGradients
+from fedsim.attacks.matching.base import Count, Problem
+from fedsim.attacks.matching.matcher import Match
+from fedsim.attacks.matching.search import Matching
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 

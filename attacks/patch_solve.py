@@ -24,9 +24,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attacks.closed_form import ClosedForm, Solved, fold_patches, uploaded
-from attacks.selection import transformer_parts
-from attacks.solvers import RidgeSolution, ridge_solve
+from fedsim.attacks.closed.frame import ClosedForm, Solved, fold_patches, uploaded
+from fedsim.attacks.closed.solvers import RidgeSolution, ridge_solve
+from fedsim.attacks.matching.layers import transformer_parts
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
 from fedsim.core.errors import AttackError

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
-from attacks.closed_form import ClosedForm, Solved, uploaded
-from attacks.generators import generate, latent_size, latents_of
-from attacks.labels import recover_labels
+from fedsim.attacks.closed.frame import ClosedForm, Solved, uploaded
+from fedsim.attacks.generators import generate, latent_size, latents_of
+from fedsim.attacks.labels import recover_labels
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attacks.matching import MatchingAttack, Weight
-from attacks.objectives import Objective, Tag
-from attacks.setting import Setting
+from fedsim.attacks.matching.base import MatchingAttack, Weight
+from fedsim.attacks.matching.objectives import Objective, Tag
+from fedsim.attacks.matching.problem import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

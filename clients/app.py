@@ -13,15 +13,15 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.dealing import open_holding
-from clients.shards import Holding, draw_batches, simulated_holding
-from defenses import create_defenses
+from fedsim.clients.dealing import open_holding
+from fedsim.clients.shards import Holding, draw_batches, simulated_holding
 from fedsim.core.defense import Defense
 from fedsim.core.device import resolve_device, threads
 from fedsim.core.learning import Protocol, Trail, Update, batchnorm_buffers, learn, recall
 from fedsim.core.models import build_architecture
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Truth, Vault, distinct
+from fedsim.defenses import create_defenses
 
 
 @dataclass(frozen=True)

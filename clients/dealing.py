@@ -20,18 +20,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from clients.bars import bar
-from clients.pictures import ImageSet, Part, Remembered, packed, unpacked
-from clients.shards import Holding, check_shards, images_of, shards_of, simulated_holding
+from fedsim.clients.data.pictures import ImageSet, Part, Remembered, packed, unpacked
+from fedsim.clients.data.progress import bar
+from fedsim.clients.shards import Holding, check_shards, images_of, shards_of, simulated_holding
 from fedsim.core.errors import DamagedError, DataError
+from fedsim.core.files import UNFINISHED, read_json, read_tensors, save_tensors, write_json
 from fedsim.core.spec import DataSpec, Positive, Spec
-from fedsim.core.store import (
-    UNFINISHED,
-    read_json,
-    read_tensors,
-    save_tensors,
-    write_json,
-)
 
 HOLDING = "holding.safetensors"
 PUBLIC = Path("server") / "public.json"

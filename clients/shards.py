@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from clients.datasets import ImageSet, load_images
-from clients.partitions import partition
-from clients.pictures import Part, Remembered
-from defenses import create_defenses
+from fedsim.clients.data.datasets import ImageSet, load_images
+from fedsim.clients.data.partitions import partition
+from fedsim.clients.data.pictures import Part, Remembered
 from fedsim.core.errors import DataError
 from fedsim.core.learning import Batch
 from fedsim.core.spec import DataSpec, Spec, TrainSpec
+from fedsim.defenses import create_defenses
 
 
 @functools.lru_cache(maxsize=4)

@@ -14,22 +14,25 @@ from fedsim.core.errors import SpecError
 from fedsim.core.registry import build
 from fedsim.core.spec import Component
 
+if __name__ != "fedsim.defenses":
+    raise ImportError("import fedsim.defenses: it is a part of fedsim.", name=__name__)
+
 DEFENSES: dict[str, str] = {
-    "clipping": "defenses.clipping:Clipping",
-    "dp_sgd": "defenses.dp_sgd:DpSgd",
-    "frozen_pe": "defenses.frozen_pe:FrozenPE",
-    "gaussian_noise": "defenses.gaussian_noise:GaussianNoise",
-    "label_disguise": "defenses.label_disguise:LabelDisguise",
-    "laplace_noise": "defenses.laplace_noise:LaplaceNoise",
-    "local_dp": "defenses.local_dp:LocalDp",
-    "mjp": "defenses.mjp:Mjp",
-    "quantization": "defenses.quantization:Quantization",
-    "random_k": "defenses.random_k:RandomK",
-    "secure_aggregation": "defenses.secure_aggregation:SecureAggregation",
-    "sinusoidal_pe": "defenses.sinusoidal_pe:SinusoidalPE",
-    "soteria": "defenses.soteria:Soteria",
-    "top_k": "defenses.top_k:TopK",
-    "withheld": "defenses.withheld:Withheld",
+    "clipping": "fedsim.defenses.clipping:Clipping",
+    "dp_sgd": "fedsim.defenses.dp_sgd:DpSgd",
+    "frozen_pe": "fedsim.defenses.frozen_pe:FrozenPE",
+    "gaussian_noise": "fedsim.defenses.gaussian_noise:GaussianNoise",
+    "label_disguise": "fedsim.defenses.label_disguise:LabelDisguise",
+    "laplace_noise": "fedsim.defenses.laplace_noise:LaplaceNoise",
+    "local_dp": "fedsim.defenses.local_dp:LocalDp",
+    "mjp": "fedsim.defenses.mjp:Mjp",
+    "quantization": "fedsim.defenses.quantization:Quantization",
+    "random_k": "fedsim.defenses.random_k:RandomK",
+    "secure_aggregation": "fedsim.defenses.secure_aggregation:SecureAggregation",
+    "sinusoidal_pe": "fedsim.defenses.sinusoidal_pe:SinusoidalPE",
+    "soteria": "fedsim.defenses.soteria:Soteria",
+    "top_k": "fedsim.defenses.top_k:TopK",
+    "withheld": "fedsim.defenses.withheld:Withheld",
 }
 
 

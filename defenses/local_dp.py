@@ -13,10 +13,10 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from defenses.accounting import spent
-from defenses.clipping import Clipping
 from fedsim.core.defense import Budget, Defense, Exposure
 from fedsim.core.learning import Update
+from fedsim.defenses.accounting import spent
+from fedsim.defenses.clipping import Clipping
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
 from fedsim.core.defense import Defense, Informed
 from fedsim.core.errors import ModelError
 from fedsim.core.models import VitParts, batchnorm_names, vit_parts
+from fedsim.defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
 
 CONVOLUTIONAL_GRID = 8  # patches a side, for networks that have none of their own
 UNKNOWN, INDEX, HEAD = "unk_embed", "index_embed", "dal_head"

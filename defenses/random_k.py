@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from defenses.sparsification import Sparsification, kept
+from fedsim.defenses.sparsification import Sparsification, kept
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks import create_attack
-from attacks.labels import recover_labels
-from clients.datasets import load_images
-from defenses.frozen_pe import FrozenPE
-from defenses.sinusoidal_pe import SinusoidalPE
+from fedsim.attacks import create_attack
+from fedsim.attacks.labels import recover_labels
+from fedsim.clients.data.datasets import load_images
 from fedsim.core.attack import Reconstruction, no_progress
 from fedsim.core.knowledge import THREATS, View
 from fedsim.core.learning import Protocol, local_update
@@ -30,6 +28,8 @@ from fedsim.core.metrics import psnr
 from fedsim.core.models import build_model
 from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import DataSpec, ModelSpec, Spec, TrainSpec
+from fedsim.defenses.frozen_pe import FrozenPE
+from fedsim.defenses.sinusoidal_pe import SinusoidalPE
 
 CLASSES = 100
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ import pandas as pd
 from table import interval
 
 from fedsim.core.metrics import psnr
-from fedsim.core.store import Run
+from fedsim.core.run import Run
 from fedsim.core.vault import Vault
 
 MEAN = "mean picture"

@@ -19,7 +19,7 @@ import pandas as pd
 from compare import MEAN, batches
 from table import interval
 
-from fedsim.core.store import Run
+from fedsim.core.run import Run
 
 CURVES = {
     "giml": ("GI-z, generator learned by GIML from these clients", "#a8261b"),

@@ -19,8 +19,8 @@ from rich.progress import track
 from table import interval
 from torch import Tensor, nn
 
-from attacks import create_attack
-from clients.datasets import load_images
+from fedsim.attacks import create_attack
+from fedsim.clients.data.datasets import load_images
 from fedsim.core.attack import no_progress
 from fedsim.core.knowledge import THREATS, Traffic, View
 from fedsim.core.learning import local_update

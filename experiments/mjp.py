@@ -22,19 +22,19 @@ from rich.progress import track
 from table import interval
 from torch import Tensor
 
-from defenses import create_defenses
-from defenses.mjp import puzzle_of
-from fedsim.auditing import federate
+from fedsim.audit.stages import federate
+from fedsim.campaign.jobs import announced_model
+from fedsim.campaign.plan import jobs_of, victims
+from fedsim.core.attack import BASELINE
 from fedsim.core.models import vit_parts
 from fedsim.core.observation import read_observation
+from fedsim.core.run import Run
 from fedsim.core.spec import Component, Spec, load_spec
-from fedsim.core.store import Run
 from fedsim.core.vault import Vault
-from fedsim.jobs import announced_model
-from fedsim.planning import jobs_of, victims
-from fedsim.positions import load_final_model, shuffling
-from fedsim.scoring import load_pictures
-from fedsim.verdict import BASELINE
+from fedsim.defenses import create_defenses
+from fedsim.defenses.mjp import puzzle_of
+from fedsim.scoring.scores import load_pictures
+from fedsim.tools.positions import load_final_model, shuffling
 
 SHUFFLED = 0.5  # the share of patches at which Diff-norm and Consistency are told
 FEDERATION = [

@@ -15,8 +15,8 @@ from pathlib import Path
 import pandas as pd
 from table import interval
 
-from fedsim.benchmark.cells import NAIVE, UNDEFENDED
-from fedsim.verdict import BASELINE
+from fedsim.bench.cells import NAIVE, UNDEFENDED
+from fedsim.core.attack import BASELINE
 
 VICTIM = ["seed", "round", "client"]
 

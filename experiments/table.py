@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedsim.core.store import Run
+from fedsim.core.run import Run
 
 DRAWS = 2000
 

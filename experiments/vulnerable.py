@@ -14,7 +14,7 @@ from pathlib import Path
 from scipy.stats import spearmanr
 
 from fedsim.core.observation import observation_path, read_observation
-from fedsim.core.store import Run
+from fedsim.core.run import Run
 
 
 def main() -> None:

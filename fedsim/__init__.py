@@ -7,9 +7,11 @@ run.scores  # a DataFrame, one row a reconstructed image
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # Flower and Ray read these when they are first imported, which is after this: a testbed calls
@@ -20,13 +22,19 @@ os.environ.setdefault("FLWR_HOME", os.path.join(tempfile.gettempdir(), f"flwr-{o
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call after the end starts no new Ray
+# Virtual machines exist that announce AMX and die of its instructions, in bfloat16 on a CPU.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 from fedsim.core.errors import FedsimError
+from fedsim.core.run import Run
 from fedsim.core.spec import Spec, load_spec
-from fedsim.core.store import Run
 
 if TYPE_CHECKING:
-    from fedsim.linting import Lint
+    from fedsim.lint import Lint
+
+HERE = Path(__file__).parent
+if not (HERE / "attacks").is_dir():  # Flower packs an app without the links in it
+    __path__.append(str(HERE.parent))
 
 
 def audit(
@@ -40,7 +48,7 @@ def audit(
     ``spec`` is a YAML file, a mapping or a Spec; ``overrides`` are ``"key.sub=value"`` as on the
     command line, and keywords replace whole sections (``threat="B"``).
     """
-    from fedsim.auditing import audit as conduct
+    from fedsim.audit.stages import audit as conduct
 
     checked = _spec(spec, overrides, sections)
     return conduct(checked, output or default_output(checked))
@@ -53,7 +61,7 @@ def run(
     **sections: Any,
 ) -> Run:
     """The federated rounds and what the server saw of them, without attacks."""
-    from fedsim.auditing import federate
+    from fedsim.audit.stages import federate
 
     checked = _spec(spec, overrides, sections)
     return federate(checked, output or default_output(checked))
@@ -66,7 +74,7 @@ def lint(
     **sections: Any,
 ) -> Lint:
     """What is certain or likely to leak, said without running a round."""
-    from fedsim.linting import lint as check
+    from fedsim.lint import lint as check
 
     return check(_spec(spec, overrides, sections), ignore)
 
@@ -75,8 +83,8 @@ def bench(
     spec: str | Path | Mapping[str, Any], *overrides: str, output: str | Path = "runs/bench"
 ) -> Any:
     """Attacks x defenses x strengths; returns the table as a DataFrame."""
-    from fedsim.benchmark.cells import load_bench
-    from fedsim.benchmark.measuring import conduct
+    from fedsim.bench.cells import load_bench
+    from fedsim.bench.measurement import conduct
 
     return conduct(load_bench(spec, overrides), output)
 
@@ -98,5 +106,19 @@ def _spec(
     as_yaml = [f"{key}={yaml.safe_dump(value)}" for key, value in sections.items()]
     return load_spec(source or {}, [*overrides, *as_yaml])
 
+
+class _Package(ModuleType):
+    """This package, some of whose functions share their name with a room: importing
+    `fedsim.audit.repair` must not put the room in the place of the function `fedsim.audit`.
+    The function stays, and what is in the room is found through it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, ModuleType) and name in __all__:
+            getattr(self, name).__dict__ = vars(value)
+        else:
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 __all__ = ["FedsimError", "Run", "Spec", "audit", "bench", "lint", "load_spec", "run"]

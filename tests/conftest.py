@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.auditing import audit
+from fedsim.audit.stages import audit
 from fedsim.core.cache import weights_folder
 from fedsim.core.metrics import perceptual
+from fedsim.core.run import Run
 from fedsim.core.spec import Spec, load_spec
-from fedsim.core.store import Run
 
 SMALL = [
     "seed=1",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from clients.datasets import ImageSet, load_images
+from fedsim.clients.data.datasets import ImageSet, load_images
 from fedsim.core.spec import DataSpec
 
 ATTRIBUTES = ("Bald", "Smiling", "Young")

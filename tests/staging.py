@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from attacks import create_attack
-from clients.datasets import load_images
+from fedsim.attacks import create_attack
+from fedsim.clients.data.datasets import load_images
 from fedsim.core.attack import Reconstruction, no_progress
 from fedsim.core.knowledge import THREATS, View
 from fedsim.core.learning import local_update

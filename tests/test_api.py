@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 import fedsim
+from fedsim.campaign.plan import victims
 from fedsim.cli import app
 from fedsim.core.errors import RunError
-from fedsim.core.store import Run
-from fedsim.planning import victims
+from fedsim.core.run import Run
 from tests.conftest import SMALL
 
 

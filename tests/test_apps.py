@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 from flwr.app import Context, RecordDict
 
-from fedsim import apps
-from fedsim.core.store import Run
-from fedsim.grids import InlineGrid
+from fedsim.core.run import Run
+from fedsim.deploy import apps
+from fedsim.federation.grids import InlineGrid
 from tests.conftest import small_spec
 
 
@@ -18,8 +18,8 @@ def test_flower_finds_the_apps_where_pyproject_says() -> None:
     root = Path(__file__).parent.parent
     app = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert app["components"] == {
-        "serverapp": "fedsim.apps:server",
-        "clientapp": "fedsim.apps:client",
+        "serverapp": "fedsim.deploy.apps:server",
+        "clientapp": "fedsim.deploy.apps:client",
     }
     assert (root / app["config"]["spec"]).is_file()
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from attacks import create_attack
-from attacks.labels import recover_labels
+from fedsim.attacks import create_attack
+from fedsim.attacks.labels import recover_labels
 from fedsim.core.attack import no_progress
 from fedsim.core.errors import AttackError, SpecError
 from fedsim.core.knowledge import THREATS, PriorModel, View, granted_by

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import fedsim
-from fedsim.auditing import audit, federate
+from fedsim.audit.stages import audit, federate
+from fedsim.campaign.plan import labelled_attacks, prepare, victims
 from fedsim.core.errors import DataError, ModelError, NotGranted, RunError, SpecError
 from fedsim.core.observation import list_observations
-from fedsim.core.store import Run
+from fedsim.core.run import Run
 from fedsim.core.vault import Vault
-from fedsim.planning import labelled_attacks, prepare, victims
-from fedsim.scoring import COLUMNS
-from fedsim.server import read_checkpoint
+from fedsim.federation.checkpoint import read_checkpoint
+from fedsim.scoring.scores import COLUMNS
 from tests.conftest import small_spec
 
 
@@ -78,7 +78,7 @@ def test_rounds_go_on_after_the_last_whole_one(tmp_path: Path) -> None:
     class StopError(Exception):
         pass
 
-    from fedsim.watch import Silent
+    from fedsim.campaign.progress import Silent
 
     class StopAfterOne(Silent):
         def round_done(self, row: dict) -> None:

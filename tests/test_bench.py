@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from fedsim.benchmark.cells import both_ways, load_bench
-from fedsim.benchmark.measuring import conduct
-from fedsim.benchmark.table import aggregate, as_markdown, by_cell, pareto
+from fedsim.bench.cells import both_ways, load_bench
+from fedsim.bench.measurement import conduct
+from fedsim.bench.table import aggregate, as_markdown, by_cell, pareto
 from fedsim.cli import app
 from fedsim.core.errors import SpecError
+from fedsim.core.run import Run
 from fedsim.core.spec import Component
-from fedsim.core.store import Run
 from tests.conftest import SMALL
 from tests.staging import script
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-import clients.app
-from clients.app import ClientSide
-from fedsim.auditing import audit
+import fedsim.clients.app
+from fedsim.audit.stages import audit
+from fedsim.clients.app import ClientSide
 from fedsim.core.learning import Update
+from fedsim.core.run import Run
 from fedsim.core.spec import Spec
-from fedsim.core.store import Run
-from fedsim.scoring import CANARY_TOLERANCE
+from fedsim.scoring.scores import CANARY_TOLERANCE
 from tests.conftest import small_spec
 
 WEAK = "attacks=[{name: inverting_gradients, steps: 2}]"  # so that no picture comes back
@@ -52,21 +52,21 @@ def clients_of(*differences: str) -> Iterator[None]:
         return ClientSide(small_spec(WEAK, *differences), vault)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedsim.simulation.ClientSide", side)
+        patch.setattr("fedsim.federation.engines.ClientSide", side)
         yield
 
 
 @contextmanager
 def stale_clients() -> Iterator[None]:
     """Clients that train on what the server sent a round ago."""
-    train, sent = clients.app.train_client, dict[int, dict[str, Tensor]]()
+    train, sent = fedsim.clients.app.train_client, dict[int, dict[str, Tensor]]()
 
     def late(side: ClientSide, round_: int, client: int, weights: dict[str, Tensor]) -> Update:
         sent.setdefault(round_, weights)
         return train(side, round_, client, sent.get(round_ - 1, weights))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clients.app, "train_client", late)
+        patch.setattr(fedsim.clients.app, "train_client", late)
         yield
 
 
@@ -118,7 +118,7 @@ def test_one_client_that_strays_among_honest_ones_is_enough(
     control: Callable[[tuple[str, ...]], Run], tmp_path: Path
 ) -> None:
     """The first client of round one alone trains on other weights."""
-    train, spec = clients.app.train_client, small_spec(WEAK, *VIT)
+    train, spec = fedsim.clients.app.train_client, small_spec(WEAK, *VIT)
     stray = spec.cohort(1)[0]
 
     def strays(side: ClientSide, round_: int, client: int, weights: dict[str, Tensor]) -> Update:
@@ -127,7 +127,7 @@ def test_one_client_that_strays_among_honest_ones_is_enough(
         return train(side, round_, client, weights)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clients.app, "train_client", strays)
+        patch.setattr(fedsim.clients.app, "train_client", strays)
         run = audit(spec, tmp_path / "run")
     assert_misspecified(run, control(VIT))
     caught = run.scores.query(f"canary > {CANARY_TOLERANCE}")

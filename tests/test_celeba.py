@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from clients.shards import images_of, shards_of
-from fedsim.auditing import audit
+from fedsim.audit.stages import audit
+from fedsim.clients.shards import images_of, shards_of
 from fedsim.core.errors import DataError
 from fedsim.core.spec import DataSpec
 from tests.conftest import small_spec

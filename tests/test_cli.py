@@ -13,7 +13,7 @@ import pytest
 
 from fedsim.cli import main
 from fedsim.core.observation import list_observations
-from fedsim.core.store import Run
+from fedsim.core.run import Run
 from tests.conftest import SMALL
 
 
@@ -144,7 +144,7 @@ def test_list_and_doctor_answer(run_cli) -> None:
 def test_a_truncated_jpeg_is_skipped_counted_and_told(run_cli, tmp_path: Path) -> None:
     from PIL import Image
 
-    from clients.datasets import load_images
+    from fedsim.clients.data.datasets import load_images
     from fedsim.core.spec import DataSpec
 
     photos = load_images(DataSpec(image_size=64), "train")

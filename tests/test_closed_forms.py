@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attacks.closed_form import fold_patches
-from attacks.patch_solve import distance_to_8_bit
-from attacks.solvers import ridge_solve
-from defenses.frozen_pe import FrozenPE
-from defenses.sinusoidal_pe import SinusoidalPE
+from fedsim.attacks.closed.frame import fold_patches
+from fedsim.attacks.closed.solvers import ridge_solve
+from fedsim.attacks.patch_solve import distance_to_8_bit
 from fedsim.core.errors import AttackError
 from fedsim.core.metrics import psnr
 from fedsim.core.models import build_model, vit_parts
 from fedsim.core.spec import ModelSpec, TrainSpec
+from fedsim.defenses.frozen_pe import FrozenPE
+from fedsim.defenses.sinusoidal_pe import SinusoidalPE
 from tests.staging import (
     TINY,
     attack,

@@ -19,19 +19,29 @@ import pytest
 import ray
 import torch
 
-import fedsim.sessions
-from fedsim import clusters
-from fedsim.auditing import audit
+import fedsim.cluster.session
+from fedsim.audit.stages import audit
+from fedsim.campaign.jobs import Handout, Job, LessonJob, Secrets, teach
+from fedsim.campaign.plan import jobs_of, victims
+from fedsim.campaign.pools import AttackWorker
+from fedsim.campaign.remote_files import (
+    Post,
+    Returned,
+    fetched,
+    keep,
+    pack,
+    reads,
+    sees,
+    stamps,
+    work_on,
+)
+from fedsim.cluster import local
+from fedsim.cluster.processes import Child, free_ports
+from fedsim.cluster.session import ray_session
 from fedsim.core.attack import Reconstruction, no_progress
 from fedsim.core.errors import RunError, SpecError
+from fedsim.core.run import Run
 from fedsim.core.spec import Component
-from fedsim.core.store import Run
-from fedsim.jobs import Handout, Job, LessonJob, Secrets, teach
-from fedsim.parcels import Post, Returned, fetched, keep, pack, reads, sees, stamps, work_on
-from fedsim.planning import jobs_of, victims
-from fedsim.processes import Child, free_ports
-from fedsim.sessions import ray_session
-from fedsim.workers import AttackWorker
 from tests.conftest import small_spec
 
 ELSEWHERE = Path("/nowhere/on/this/node")
@@ -47,10 +57,10 @@ def first_job(run: Run) -> Job:
 
 
 def test_a_node_is_started_for_attacks_on_loopback_without_a_dashboard(tmp_path: Path) -> None:
-    head = clusters.node_command(6399, head=True, cpus=2, attack=3, folder=tmp_path)
+    head = local.node_command(6399, head=True, cpus=2, attack=3, folder=tmp_path)
     assert {"--head", "--port=6399", "--include-dashboard=false", "--block"} <= set(head)
     assert {"--num-cpus=2", '--resources={"attack": 3}', f"--temp-dir={tmp_path}"} <= set(head)
-    other = clusters.node_command(6399, head=False, cpus=0, attack=1)
+    other = local.node_command(6399, head=False, cpus=0, attack=1)
     assert "--address=127.0.0.1:6399" in other
     assert not any(word.startswith(("--head", "--temp-dir", "--port")) for word in other)
 
@@ -61,17 +71,17 @@ def test_ending_a_cluster_leaves_a_process_alone_that_only_has_its_number(tmp_pa
     folder.mkdir()
     node = {"pid": os.getpid(), "began": 1.0}  # were it believed, this test would end
     state.write_text(json.dumps({"address": "127.0.0.1:1", "folder": str(folder), "nodes": [node]}))
-    assert clusters.stop(state) == 0
+    assert local.stop(state) == 0
     assert not state.exists()
     assert not folder.exists()
-    assert clusters.stop(state) == 0
+    assert local.stop(state) == 0
 
 
 def test_a_damaged_state_file_is_refused_by_name(tmp_path: Path) -> None:
     state = tmp_path / "cluster.json"
     state.write_text("{")
     with pytest.raises(RunError, match=r"cluster\.json' is damaged"):
-        clusters.stop(state)
+        local.stop(state)
     assert state.exists()
 
 
@@ -89,7 +99,7 @@ def test_no_cluster_of_ours_is_one_sentence_before_anything_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("fedsim.auditing.prepare", lambda spec: pytest.fail("it was prepared"))
+    monkeypatch.setattr("fedsim.audit.stages.prepare", lambda spec: pytest.fail("it was prepared"))
     port = free_ports(1)[0]
     for address, words in (("auto", "fedsim cluster up"), (f"127.0.0.1:{port}", "refused")):
         spec = small_spec(f"engine={{kind: ray, address: '{address}'}}")
@@ -199,13 +209,13 @@ def test_what_comes_back_cannot_be_written_outside_the_memory(tmp_path: Path) ->
 def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Two nodes with room for one attack worker each."""
     file = tmp_path_factory.mktemp("cluster") / "state.json"
-    clusters.start(file, nodes=2, cpus=1, attack=1)
+    local.start(file, nodes=2, cpus=1, attack=1)
     yield file
-    clusters.stop(file)
+    local.stop(file)
 
 
 def engine_at(state: Path, workers: int = 2, **more: object) -> str:
-    cluster = clusters.read(state)
+    cluster = local.read(state)
     assert cluster is not None
     told = {"kind": "ray", "device": "cpu", "address": cluster.address, "attack_workers": workers}
     return f"engine={json.dumps(told | more)}"
@@ -228,8 +238,8 @@ def test_the_same_spec_on_a_cluster_gives_the_same_scores_twice(
 def test_a_cluster_of_another_version_is_refused_with_both_named(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = fedsim.sessions.own_version()
-    monkeypatch.setattr(fedsim.sessions, "own_version", lambda: "99.0")
+    real = fedsim.cluster.session.own_version()
+    monkeypatch.setattr(fedsim.cluster.session, "own_version", lambda: "99.0")
     engine = small_spec(engine_at(state)).engine
     with (
         pytest.raises(RunError, match=rf"fedsim {real} and this process 99\.0"),
@@ -252,7 +262,7 @@ def test_a_node_that_dies_mid_attack_loses_nothing_and_one_added_later_is_used(
     begun = tmp_path / "begun"
     slow = {"name": "tests.faults:SaysWhere", "nodes": 3, "marker": str(begun)}
     attacks = f"attacks={json.dumps([slow, {'name': 'patch_solve'}])}"
-    cluster = clusters.read(state)
+    cluster = local.read(state)
     assert cluster is not None
     helper = threading.Thread(target=_replace_a_node, args=(state, cluster.nodes[1], begun))
     helper.start()
@@ -274,7 +284,7 @@ def _replace_a_node(state: Path, node: Child, begun: Path) -> None:
     while not begun.exists() or len(set(begun.read_text().split())) < 2:
         time.sleep(0.1)
     os.killpg(node.pid, signal.SIGKILL)
-    clusters.add(state, cpus=1, attack=1)
+    local.add(state, cpus=1, attack=1)
 
 
 def hiding(folder: Path, command: list[str]) -> list[str]:
@@ -297,22 +307,22 @@ def test_workers_without_the_drivers_disk_do_the_same(
     ours = tmp_path / "disk"
     ours.mkdir()
     state = tmp_path / "state.json"
-    plain = clusters.node_command
+    plain = local.node_command
     try:
-        clusters.start(state, cpus=1, attack=0)
+        local.start(state, cpus=1, attack=0)
         with pytest.raises(RunError, match="offers no 'attack' resource"):
             audit(small_spec(engine_at(state)), tmp_path / "nobody")
         monkeypatch.setattr(
-            clusters, "node_command", lambda *args, **kw: hiding(ours, plain(*args, **kw))
+            local, "node_command", lambda *args, **kw: hiding(ours, plain(*args, **kw))
         )
-        blind = clusters.add(state, cpus=1, attack=1).nodes[-1]
+        blind = local.add(state, cpus=1, attack=1).nodes[-1]
         with pytest.raises(RunError, match="does not see"):
             audit(small_spec(engine_at(state)), ours / "blind")
         os.killpg(blind.pid, signal.SIGKILL)
-        clusters.add(state, cpus=0, attack=2)
+        local.add(state, cpus=0, attack=2)
         run = audit(small_spec(engine_at(state), f"attacks={json.dumps(attacks)}"), ours / "run")
     finally:
-        clusters.stop(state)
+        local.stop(state)
     expected = small_run.scores
     same = run.scores[run.scores["attack"].isin(expected["attack"])].reset_index(drop=True)
     pd.testing.assert_frame_equal(same[SHARED], expected[SHARED])

@@ -18,14 +18,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from clients.dealing import open_holding, read_public
 from fedsim.cli import app
-from fedsim.clusters import ATTACK_RESOURCE
+from fedsim.clients.dealing import open_holding, read_public
+from fedsim.cluster.authentication import knock
+from fedsim.cluster.local import ATTACK_RESOURCE
+from fedsim.cluster.processes import free_ports
+from fedsim.core.run import Run
 from fedsim.core.spec import load_spec
-from fedsim.core.store import Run
-from fedsim.flower import Processes
-from fedsim.processes import free_ports
-from fedsim.tokens import knock
+from fedsim.deploy.flower import Processes
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((Path(__file__).parent / "compose_schema.json").read_text())

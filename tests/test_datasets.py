@@ -16,13 +16,13 @@ import pytest
 import torch
 from PIL import Image
 
-from clients import damage
-from clients.cifar import CLASSES as CIFAR_CLASSES
-from clients.datasets import ImageSet, dataset_names, load_images
-from clients.photos import PICTURES, crop_boxes
+from fedsim.clients.data import broken
+from fedsim.clients.data.cifar import CLASSES as CIFAR_CLASSES
+from fedsim.clients.data.datasets import ImageSet, dataset_names, load_images
+from fedsim.clients.data.photos import PICTURES, crop_boxes
 from fedsim.core.errors import DataError
 from fedsim.core.spec import DataSpec
-from fedsim.inventory import INVENTORY
+from fedsim.tools.inventory import INVENTORY
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -274,7 +274,7 @@ def test_the_damage_is_looked_for_once(
     def fail(*_: object) -> bool:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(damage, "_is_whole", fail)
+    monkeypatch.setattr(broken, "_is_whole", fail)
     again = {*_load("imagefolder", tree).skipped, *_load("imagefolder", tree, "test").skipped}
     assert again == first == {"cat/0003.jpg"}
 
@@ -506,8 +506,8 @@ def test_the_real_cifar10_zip_is_whole() -> None:
 
 
 def test_a_picture_is_decoded_once_and_comes_back_the_same() -> None:
-    from clients.photos import Photos
-    from clients.pictures import Remembered
+    from fedsim.clients.data.photos import Photos
+    from fedsim.clients.data.pictures import Remembered
 
     class Counting(Photos):
         asked = 0

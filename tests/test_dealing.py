@@ -10,16 +10,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from clients import dealing
-from clients.app import ClientSide, evaluate_client, train_client
-from clients.dealing import HOLDING, PUBLIC, deal, open_holding, read_public, write_public
-from clients.pictures import ImageSet, packed, unpacked
-from clients.shards import draw_batches, images_of, shards_of
+from fedsim.campaign.plan import prepare
 from fedsim.cli import app
+from fedsim.clients import dealing
+from fedsim.clients.app import ClientSide, evaluate_client, train_client
+from fedsim.clients.data.pictures import ImageSet, packed, unpacked
+from fedsim.clients.dealing import HOLDING, PUBLIC, deal, open_holding, read_public, write_public
+from fedsim.clients.shards import draw_batches, images_of, shards_of
 from fedsim.core.errors import DataError
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Vault
-from fedsim.planning import prepare
 from tests.conftest import small_spec
 from tests.layouts import make_tree
 
@@ -32,9 +32,16 @@ def dealt(spec: Spec, root: Path) -> list[Path]:
 
 def without_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on, whoever opens a data set fails."""
-    for module in ("clients.shards", "clients.dealing", "fedsim.planning", "fedsim.auditing"):
+    for module in (
+        "fedsim.clients.shards",
+        "fedsim.clients.dealing",
+        "fedsim.campaign.plan",
+        "fedsim.audit.stages",
+    ):
         monkeypatch.setattr(f"{module}.images_of", lambda *_: pytest.fail("a data set was opened"))
-    monkeypatch.setattr("clients.shards.load_images", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(
+        "fedsim.clients.shards.load_images", lambda *_: pytest.fail("it was loaded")
+    )
 
 
 # -- what a client draws --------------------------------------------------------------------
@@ -137,7 +144,7 @@ def test_pictures_with_more_than_8_bits_lose_nothing(
     assert packed(Fine().image(0)).dtype == torch.uint8
     assert packed(Fine().image(1)).dtype == torch.float32
     spec = small_spec("data.clients=2", "seed=77")
-    monkeypatch.setattr("clients.shards.load_images", lambda *_: Fine())
+    monkeypatch.setattr("fedsim.clients.shards.load_images", lambda *_: Fine())
     images_of.cache_clear()
     shards_of.cache_clear()
     try:

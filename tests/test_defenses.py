@@ -8,13 +8,13 @@ import pytest
 import torch
 import yaml
 
-from clients.shards import draw_batches
-from defenses import DEFENSES, create_defense, create_defenses
-from fedsim.budgets import budgets
+from fedsim.clients.shards import draw_batches
 from fedsim.core.errors import ModelError, SpecError
 from fedsim.core.learning import Protocol, Trail, digest, learn, local_update, recall
 from fedsim.core.models import build_model
 from fedsim.core.spec import Component, ModelSpec, load_spec
+from fedsim.defenses import DEFENSES, create_defense, create_defenses
+from fedsim.scoring.budgets import budgets
 
 BATCH = [(torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([1]))]
 
@@ -347,7 +347,7 @@ def test_without_feedback_nothing_is_kept_back(vit) -> None:
 
 
 def test_the_canary_knows_what_a_client_kept_back(tmp_path) -> None:
-    from fedsim.auditing import audit
+    from fedsim.audit.stages import audit
     from tests.conftest import small_spec
 
     run = audit(
@@ -365,7 +365,7 @@ def test_the_canary_knows_what_a_client_kept_back(tmp_path) -> None:
     for state in run.vault.rglob("*.state.safetensors"):  # without its memory it cannot replay
         state.unlink()
     (run.root / "canaries.json").unlink()
-    from fedsim.auditing import conclude
+    from fedsim.audit.stages import conclude
 
     conclude(run)
     assert float(run.scores["canary"].max()) > 1e-2
@@ -446,7 +446,7 @@ def test_every_defense_has_a_mild_strength() -> None:
 def test_a_defense_lets_the_federation_learn_at_its_mild_strength(name: str, tmp_path) -> None:
     """The default data and a small ViT: eight classes, 128 test pictures, chance is one in eight;
     a model that guesses is above 22 % once in a thousand times."""
-    from fedsim.auditing import federate
+    from fedsim.audit.stages import federate
 
     own = yaml.safe_dump([{"name": name, **MILD[name]}], default_flow_style=True)
     spec = load_spec(

@@ -15,14 +15,16 @@ import pytest
 from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
 
-from clients.shards import images_of, shards_of
-from fedsim import apps, deployment
-from fedsim.auditing import attack_captured, audit, conclude
+from fedsim.audit.stages import attack_captured, audit, conclude
 from fedsim.cli import app
+from fedsim.clients.shards import images_of, shards_of
+from fedsim.cluster.processes import child_of, descendants
 from fedsim.core.errors import FedsimError, RunError, SpecError
+from fedsim.core.files import read_json, write_json
+from fedsim.core.run import Run
 from fedsim.core.spec import Spec
-from fedsim.core.store import Run, read_json, write_json
-from fedsim.deployment import (
+from fedsim.deploy import apps, deployment
+from fedsim.deploy.deployment import (
     Deployment,
     Node,
     check_deployable,
@@ -34,11 +36,10 @@ from fedsim.deployment import (
     superlink_command,
     supernode_command,
 )
-from fedsim.flower import Processes, call, end_recorded, found, register_command, run_command
-from fedsim.grids import InlineGrid, identify
-from fedsim.keys import Keys, make_keys
-from fedsim.processes import child_of, descendants
-from fedsim.server import read_checkpoint
+from fedsim.deploy.flower import Processes, call, end_recorded, found, register_command, run_command
+from fedsim.deploy.keys import Keys, make_keys
+from fedsim.federation.checkpoint import read_checkpoint
+from fedsim.federation.grids import InlineGrid, identify
 from tests.conftest import small_spec
 from tests.layouts import make_tree
 

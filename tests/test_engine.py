@@ -11,20 +11,28 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attacks.engine import Budget, search
-from attacks.local_steps import OptimizerMemory, SurrogateMatcher, UnrolledMatcher
-from attacks.matcher import GradientMatcher, Matcher, Way, silence
-from attacks.objectives import Cosine, LayerL2, Objective, PositionCosine, SquaredL2, Tag, Target
-from attacks.priors import (
+from fedsim.attacks.matching.derivatives import choose_way
+from fedsim.attacks.matching.local_steps import OptimizerMemory, SurrogateMatcher, UnrolledMatcher
+from fedsim.attacks.matching.matcher import GradientMatcher, Matcher, Way, silence
+from fedsim.attacks.matching.objectives import (
+    Cosine,
+    LayerL2,
+    Objective,
+    PositionCosine,
+    SquaredL2,
+    Tag,
+    Target,
+)
+from fedsim.attacks.matching.priors import (
     FeaturePrior,
     GroupConsistency,
     Term,
     running_statistics,
     total_variation,
 )
-from attacks.spaces import Pixels
-from attacks.surrogates import as_matrix, tape_kinks
-from attacks.ways import choose_way
+from fedsim.attacks.matching.search import Budget, search
+from fedsim.attacks.matching.smooth_modules import as_matrix, tape_kinks
+from fedsim.attacks.matching.spaces import Pixels
 from fedsim.core.attack import Progress, no_progress
 from fedsim.core.errors import AttackError
 from fedsim.core.learning import Protocol, local_update

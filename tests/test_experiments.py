@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from attacks import create_attack
-from defenses import create_defenses
-from fedsim.auditing import audit
-from fedsim.benchmark.cells import load_bench
+from fedsim.attacks import create_attack
+from fedsim.audit.stages import audit
+from fedsim.bench.cells import load_bench
+from fedsim.campaign.plan import check_needs, labelled_attacks
+from fedsim.core.run import Run
 from fedsim.core.spec import load_spec, read_content
-from fedsim.core.store import Run
-from fedsim.planning import check_needs, labelled_attacks
+from fedsim.defenses import create_defenses
 from tests.staging import script
 
 SPECS = sorted((Path(__file__).parent.parent / "experiments").rglob("*.yaml"))

@@ -18,17 +18,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsim.auditing import audit
-from fedsim.benchmark.cells import load_bench
+from fedsim.audit.stages import audit
+from fedsim.bench.cells import load_bench
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import FedsimError
+from fedsim.core.files import save_tensors
 from fedsim.core.notebook import Notebook
 from fedsim.core.observation import check_observation, is_finite, read_observation
+from fedsim.core.run import Run
 from fedsim.core.spec import load_spec
-from fedsim.core.store import Run, save_tensors
 from fedsim.core.vault import Vault
-from fedsim.scoring import check_canaries, failures
-from fedsim.server import read_checkpoint
+from fedsim.federation.checkpoint import read_checkpoint
+from fedsim.scoring.scores import check_canaries, failures
 from tests.conftest import small_spec
 
 FEW, MANY = 115, 750  # inputs a loader
@@ -295,7 +296,7 @@ def file_bytes(find: Callable[[Run], Path], read: Callable[[Run], object]) -> Ch
 
 def read_small_files(edit: Callable[[bytes], bytes], run: Run) -> None:
     """What is read back without tensors: canaries, failures, events, tables."""
-    from fedsim.planning import jobs_of, victims
+    from fedsim.campaign.plan import jobs_of, victims
 
     spec = run.spec
     jobs = jobs_of(run, spec, victims(spec))

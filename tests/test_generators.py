@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from attacks.generators import (
+from fedsim.attacks.generators import (
     check_generator,
     create_generator,
     generate,
@@ -19,7 +19,7 @@ from attacks.generators import (
     load_generator,
     save_generator,
 )
-from attacks.generators.training import Schedule, train_generator
+from fedsim.attacks.generators.training import Schedule, train_generator
 from fedsim.cli import app
 from fedsim.core.attack import no_progress
 from fedsim.core.errors import DataError, ModelError

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from attacks import create_attack
-from attacks.generators import create_generator, generate
-from attacks.gias import Gias, centre_of, draw_latents
-from attacks.joint import JointMatcher, share_images
-from attacks.matcher import Match
-from attacks.spaces import Latents, Pixels, Weights
+from fedsim.attacks import create_attack
+from fedsim.attacks.generators import create_generator, generate
+from fedsim.attacks.gias import Gias, centre_of, draw_latents
+from fedsim.attacks.joint import JointMatcher, share_images
+from fedsim.attacks.matching.matcher import Match
+from fedsim.attacks.matching.spaces import Latents, Pixels, Weights
+from fedsim.campaign.plan import prepare
 from fedsim.core.attack import Reconstruction, no_progress
 from fedsim.core.errors import AttackError, NotGranted, SpecError
 from fedsim.core.knowledge import THREATS, Traffic, View
@@ -22,7 +23,6 @@ from fedsim.core.metrics import psnr
 from fedsim.core.notebook import Notebook
 from fedsim.core.observation import Observation
 from fedsim.core.spec import ModelSpec
-from fedsim.planning import prepare
 from tests.conftest import small_spec
 from tests.staging import CPU, convnet, convnet_observation, observe_net, photos
 
@@ -155,7 +155,7 @@ def test_a_trained_generator_must_be_granted() -> None:
 
 
 def test_a_generator_of_another_size_is_refused_before_any_round(tmp_path: Path) -> None:
-    from attacks.generators import save_generator
+    from fedsim.attacks.generators import save_generator
 
     file = tmp_path / "g.safetensors"
     save_generator(file, "dcgan", SMALL, create_generator("dcgan", SMALL))
@@ -168,7 +168,7 @@ def test_a_generator_of_another_size_is_refused_before_any_round(tmp_path: Path)
 
 
 def test_a_generator_of_the_clients_own_data_is_refused(tmp_path: Path) -> None:
-    from attacks.generators import save_generator
+    from fedsim.attacks.generators import save_generator
 
     options = {**SMALL, "image_size": 32}
     file = tmp_path / "g.safetensors"

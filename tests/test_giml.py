@@ -14,20 +14,27 @@ import pandas as pd
 import pytest
 import torch
 
-from attacks import create_attack
-from attacks.generators import generate, load_generator
-from attacks.giml import Giml, MetaLearner, draw_samples, read_memory
-from fedsim.auditing import audit
+from fedsim.attacks import create_attack
+from fedsim.attacks.generators import generate, load_generator
+from fedsim.attacks.giml import Giml, MetaLearner, draw_samples, read_memory
+from fedsim.audit.replay import attack_offline
+from fedsim.audit.stages import audit
+from fedsim.campaign.jobs import Handout, LessonJob, Secrets, teach, traffic_of
+from fedsim.campaign.plan import (
+    after_lessons,
+    jobs_of,
+    lessons_of,
+    observed_rounds,
+    prepare,
+    victims,
+)
+from fedsim.campaign.pools import InlinePool
+from fedsim.campaign.progress import Silent
 from fedsim.core.attack import Learner, Reconstruction, no_progress
 from fedsim.core.errors import AttackError, NotGranted, ObservationError, SpecError
 from fedsim.core.knowledge import Traffic, View
+from fedsim.core.run import Run
 from fedsim.core.spec import Component, GeneratorSpec, Spec, load_spec
-from fedsim.core.store import Run
-from fedsim.jobs import Handout, LessonJob, Secrets, teach, traffic_of
-from fedsim.offline import attack_offline
-from fedsim.planning import after_lessons, jobs_of, lessons_of, observed_rounds, prepare, victims
-from fedsim.watch import Silent
-from fedsim.workers import InlinePool
 
 TINY = "options: {latent_size: 4, width: 4}, task_steps: 3, shared_steps: 2, tasks: 2"
 GIML = f"{{name: giml, {TINY}, meta_steps: 2, snapshot: 1, steps: 4, seeds: 1}}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clients.shards import images_of
-from fedsim import identification
+from fedsim.clients.shards import images_of
 from fedsim.core.errors import ModelError
 from fedsim.core.spec import load_spec
-from fedsim.identification import FeatureSpace, Gallery, identification_of
+from fedsim.scoring.identification import FeatureSpace, Gallery, identification_of
+from fedsim.scoring.scores import identification
 from tests.conftest import small_spec
 
 

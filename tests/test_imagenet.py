@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from clients.imagenet import TRUTH
+from fedsim.clients.data.imagenet import TRUTH
 from fedsim.core.errors import DataError
 from tests.layouts import load, names_of, save_picture
 

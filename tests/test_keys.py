@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.core.errors import RunError
-from fedsim.keys import HOSTS, check_keys, make_keys
+from fedsim.deploy.keys import HOSTS, check_keys, make_keys
 
 
 def test_private_keys_are_readable_by_their_owner_only(tmp_path: Path) -> None:

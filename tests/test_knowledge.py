@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedsim.core.errors import NotGranted, ObservationError
 from fedsim.core.knowledge import FIELDS, THREATS, View, sealed
 from fedsim.core.observation import address_of, list_observations, read_observation
-from fedsim.core.store import Run
+from fedsim.core.run import Run
 from fedsim.core.vault import Vault
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.labels import (
+from fedsim.attacks.labels import (
     batch_size_from_rank,
     counted,
     labels_by_min,
@@ -16,7 +16,7 @@ from attacks.labels import (
     one_signed,
     recover_labels,
 )
-from clients.datasets import load_images
+from fedsim.clients.data.datasets import load_images
 from fedsim.core.errors import AttackError
 from fedsim.core.learning import Protocol, Update, local_update
 from fedsim.core.models import build_model

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clients import damage, folders, trees
-from clients.listing import Listing, Names
+from fedsim.clients.data import broken, folders, trees
+from fedsim.clients.data.listing import Listing, Names
 from fedsim.core.cache import cache_folder
 from fedsim.core.errors import DataError
 from tests.layouts import load, names_of, save_picture
@@ -24,7 +24,7 @@ EACH = 6
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Ten pictures are many here, and a folder has settled at once."""
-    for module in (damage, folders, trees):
+    for module in (broken, folders, trees):
         monkeypatch.setattr(module, "LARGE", 10)
     monkeypatch.setattr(trees, "SETTLED", -60.0)
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
@@ -55,7 +55,7 @@ def _scramble(file: Path) -> None:
 
 
 def _seem_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(damage, "_has_both_ends", lambda _: True)
+    monkeypatch.setattr(broken, "_has_both_ends", lambda _: True)
 
 
 def test_a_large_tree_is_the_same_data_set_as_a_small_one(
@@ -66,7 +66,7 @@ def test_a_large_tree_is_the_same_data_set_as_a_small_one(
         "listing",
         "checked",
     }
-    for module in (damage, folders, trees):
+    for module in (broken, folders, trees):
         monkeypatch.setattr(module, "LARGE", 1_000)
     small = load("imagefolder", tree)
     assert names_of(large) == names_of(small)
@@ -78,7 +78,7 @@ def test_a_large_tree_is_the_same_data_set_as_a_small_one(
 def test_a_large_tree_is_neither_decoded_nor_walked_again(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _forbid(monkeypatch, damage, "decode", "decoded")
+    _forbid(monkeypatch, broken, "decode", "decoded")
     first = load("imagefolder", tree)
     _forbid(monkeypatch, trees.FolderTree, "_walk", "walked again")
     _forbid(monkeypatch, trees.FolderTree, "open", "opened again")
@@ -94,7 +94,7 @@ def test_a_new_file_is_found_and_only_it_is_looked_at(
     load("imagefolder", tree)
     new = save_picture(tree / "train" / "cat" / ("kittens/new.jpg" if deep else "new.jpg"), 99)
     looked: list[str] = []
-    monkeypatch.setattr(damage, "_seems_whole", lambda _, name: not looked.append(name))
+    monkeypatch.setattr(broken, "_seems_whole", lambda _, name: not looked.append(name))
     assert len(load("imagefolder", tree)) == 2 * EACH + 1
     assert looked == [str(new.relative_to(tree))]
     new.unlink()
@@ -104,7 +104,7 @@ def test_a_new_file_is_found_and_only_it_is_looked_at(
 def test_a_check_that_was_interrupted_goes_on_where_it_was(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(damage, "BLOCK", 8)
+    monkeypatch.setattr(broken, "BLOCK", 8)
     (tree / "test" / "bird" / "0.jpg").write_bytes(b"")
     looked: list[str] = []
 
@@ -115,7 +115,7 @@ def test_a_check_that_was_interrupted_goes_on_where_it_was(
         looked.append(name)
         return name != "test/bird/0.jpg"
 
-    monkeypatch.setattr(damage, "_seems_whole", look)
+    monkeypatch.setattr(broken, "_seems_whole", look)
     with pytest.raises(KeyboardInterrupt):
         load("imagefolder", tree)
     assert load("imagefolder", tree, "test").skipped == ("test/bird/0.jpg",)
@@ -141,8 +141,8 @@ def test_cut_and_empty_files_are_found_without_decoding_the_others(
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     empty.write_bytes(b"")
     asked = []
-    whole = damage._is_whole
-    monkeypatch.setattr(damage, "_is_whole", lambda t, n: asked.append(n) or whole(t, n))
+    whole = broken._is_whole
+    monkeypatch.setattr(broken, "_is_whole", lambda t, n: asked.append(n) or whole(t, n))
     for _ in range(2):
         images = load("imagefolder", tree)
         assert images.skipped == (f"train/dog/0.{kind}", f"train/dog/1.{kind}")

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 import fedsim
-from fedsim.auditing import audit
+from fedsim.audit.stages import audit
 from fedsim.cli import main
 from fedsim.core.defense import Defense
 from fedsim.core.errors import SpecError
 from fedsim.core.learning import Update
 from fedsim.core.spec import Spec
-from fedsim.linting import Lint, lint
-from fedsim.linting.findings import Finding, exit_code
-from fedsim.linting.rehearsal import EXACT_DB, made_up
-from fedsim.linting.rules import NAMES, RULES
+from fedsim.lint import Lint, lint
+from fedsim.lint.findings import Finding, exit_code
+from fedsim.lint.rehearsal import EXACT_DB, made_up
+from fedsim.lint.rules import NAMES, RULES
 from tests.conftest import SMALL, small_spec
 
 EXACT_RULES = ("exact-inversion", "exact-inversion-fixed-positions")
@@ -348,7 +348,7 @@ def test_a_spec_is_linted_without_its_data() -> None:
 def test_a_model_too_large_to_be_filled_is_judged_by_its_shapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedsim.linting.facts.LARGEST", 1000)
+    monkeypatch.setattr("fedsim.lint.facts.LARGEST", 1000)
     result = linted()
     assert severities(result, "exact-inversion") == ["likely"]
     assert result.of("not-rehearsed")
@@ -375,8 +375,8 @@ def test_a_model_too_large_to_be_filled_is_judged_by_its_shapes(
 def test_every_remedy_removes_its_finding(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.linting.rehearsal.DRAWS", 1)
-    monkeypatch.setattr("fedsim.linting.rehearsal.CHANCES", 2)
+    monkeypatch.setattr("fedsim.lint.rehearsal.DRAWS", 1)
+    monkeypatch.setattr("fedsim.lint.rehearsal.CHANCES", 2)
     for finding in linted(*overrides).findings:
         if finding.remedy:
             cured = linted(*overrides, *finding.remedy)

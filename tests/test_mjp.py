@@ -7,10 +7,8 @@ import copy
 import pytest
 import torch
 
-from attacks import create_attack
-from defenses import create_defense
-from defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
-from defenses.mjp import Mjp, coordinates, puzzle_of
+from fedsim.attacks import create_attack
+from fedsim.campaign.jobs import announced_model, countered
 from fedsim.core.attack import no_progress
 from fedsim.core.errors import ModelError
 from fedsim.core.knowledge import THREATS, View
@@ -19,7 +17,9 @@ from fedsim.core.metrics import psnr
 from fedsim.core.models import build_model
 from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import DataSpec, ModelSpec, Spec
-from fedsim.jobs import announced_model, countered
+from fedsim.defenses import create_defense
+from fedsim.defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
+from fedsim.defenses.mjp import Mjp, coordinates, puzzle_of
 from tests.staging import CPU, photos
 
 VIT = ModelSpec(options={"patch_size": 4, "depth": 2, "embed_dim": 96})
@@ -267,7 +267,7 @@ def test_without_the_knowledge_of_defenses_nothing_is_countered() -> None:
 
 def test_matching_simulates_the_mask_it_read() -> None:
     """With mask and localisation accounted for, the true shuffled picture matches exactly."""
-    from attacks.inverting_gradients import InvertingGradients
+    from fedsim.attacks.inverting_gradients import InvertingGradients
 
     defense = Mjp(probability=1.0, dal="mlp")
     observation, mask, images = observed(defense)

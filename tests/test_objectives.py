@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attacks.objectives import (
+from fedsim.attacks.matching.objectives import (
     Cosine,
     LayerCosine,
     LayerL2,

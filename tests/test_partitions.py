@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 import pytest
 
-from clients.partitions import partition
+from fedsim.clients.data.partitions import partition
 from fedsim.core.errors import DataError
 from fedsim.core.spec import PartitionSpec
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from defenses.mjp import coordinates
-from fedsim.auditing import federate
+from fedsim.audit.stages import federate
 from fedsim.cli import app
 from fedsim.core.errors import RunError
-from fedsim.core.store import Run
-from fedsim.positions import analyse, explained_variance, regression_error
+from fedsim.core.run import Run
+from fedsim.defenses.mjp import coordinates
+from fedsim.tools.positions import analyse, explained_variance, regression_error
 from tests.conftest import small_spec
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.priors import (
+from fedsim.attacks.matching.priors import (
     FeaturePrior,
     GroupConsistency,
     PatchPrior,
@@ -18,7 +18,7 @@ from attacks.priors import (
     total_variation,
     total_variation_norm,
 )
-from attacks.registration import align, shift_between
+from fedsim.attacks.matching.registration import align, shift_between
 from fedsim.core.errors import AttackError
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.models import build_model
@@ -137,7 +137,7 @@ def test_without_buffers_there_are_no_statistics_of_the_batch() -> None:
 
 
 def test_the_packaged_prior_network_prefers_natural_pictures_to_noise() -> None:
-    from clients.datasets import load_images
+    from fedsim.clients.data.datasets import load_images
     from fedsim.core.spec import DataSpec
 
     prior = load_prior(PriorSpec())

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 import ray
 
-from fedsim.auditing import audit
+from fedsim.audit.stages import audit
 from fedsim.core.observation import list_observations
-from fedsim.core.store import Run
+from fedsim.core.run import Run
 from tests.conftest import small_spec
 
 

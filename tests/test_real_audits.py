@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.auditing import audit
+from fedsim.audit.stages import audit
+from fedsim.core.run import Run
 from fedsim.core.spec import load_spec
-from fedsim.core.store import Run
 from tests.test_celeba import Celeba, celeba
 
 __all__ = ["celeba"]

@@ -18,15 +18,15 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsim.auditing import conclude
-from fedsim.core.attack import Reconstruction
+from fedsim.audit.stages import conclude
+from fedsim.campaign.plan import jobs_of, victims
+from fedsim.core.attack import BASELINE, Reconstruction
+from fedsim.core.files import write_json
 from fedsim.core.observation import observation_name
+from fedsim.core.run import Run
 from fedsim.core.spec import load_spec
-from fedsim.core.store import Run, write_json
 from fedsim.core.vault import Truth, Vault
-from fedsim.planning import jobs_of, victims
-from fedsim.report import content, pictures, plots, words
-from fedsim.verdict import BASELINE
+from fedsim.report import content, formats, pictures, plots
 
 EXACT, CLOSE, BLIND, FAILS = 0.0, 0.1, 0.45, None
 
@@ -280,7 +280,7 @@ def test_plots_survive_gaps() -> None:
     ],
 )
 def test_numbers_read_well(filter_: str, value: float | None, text: str) -> None:
-    assert words.FILTERS[filter_](value) == text
+    assert formats.FILTERS[filter_](value) == text
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium on PATH")

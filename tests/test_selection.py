@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from attacks.selection import part_of, select
+from fedsim.attacks.matching.layers import part_of, select
 from fedsim.core.errors import AttackError
 from fedsim.core.models import build_model
 from fedsim.core.spec import ModelSpec

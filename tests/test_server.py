@@ -9,14 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clients.app import ClientSide, train_client
-from fedsim.auditing import federate
+from fedsim.audit.stages import federate
+from fedsim.campaign.plan import prepare
+from fedsim.clients.app import ClientSide, train_client
 from fedsim.core.errors import RunError, SpecError
 from fedsim.core.observation import list_observations, read_observation
-from fedsim.core.store import Run
+from fedsim.core.run import Run
 from fedsim.core.vault import Vault
-from fedsim.planning import prepare
-from fedsim.server import create_strategy, read_checkpoint
+from fedsim.federation.checkpoint import read_checkpoint
+from fedsim.federation.strategy import create_strategy
 from tests.conftest import small_spec
 
 
@@ -55,8 +56,8 @@ def test_the_aggregate_is_the_mean_of_what_the_clients_did(tmp_path: Path, uploa
 
 def test_capturing_does_not_change_the_training(tmp_path: Path) -> None:
     """Kept, spooled for the aggregation only, or not captured at all: the same model."""
-    from fedsim.server import AdversarialStrategy
-    from fedsim.simulation import run_federation
+    from fedsim.federation.engines import run_federation
+    from fedsim.federation.strategy import AdversarialStrategy
 
     spec = small_spec()
     plan = prepare(spec)
@@ -77,7 +78,7 @@ def test_capturing_does_not_change_the_training(tmp_path: Path) -> None:
 
 def test_updates_that_do_not_fit_in_memory_are_read_back(tmp_path: Path, monkeypatch) -> None:
     held = federate(small_spec("audit.rounds=[2]"), tmp_path / "held")
-    monkeypatch.setattr("fedsim.recorder.HELD_BYTES", 1)
+    monkeypatch.setattr("fedsim.federation.recorder.HELD_BYTES", 1)
     spilled = federate(small_spec("audit.rounds=[2]"), tmp_path / "spilled")
     first, second = (load_file(run.checkpoint) for run in (held, spilled))
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -88,7 +89,7 @@ def test_an_error_of_the_writer_stops_the_run(tmp_path: Path, monkeypatch) -> No
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedsim.recorder.write_observation", full)
+    monkeypatch.setattr("fedsim.federation.recorder.write_observation", full)
     with pytest.raises(OSError, match="No space left"):
         federate(small_spec(), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
@@ -115,7 +116,7 @@ def test_test_accuracy_covers_the_test_set_exactly_once(tmp_path: Path) -> None:
     one = federate(small_spec("train={rounds: 1, clients_per_round: 1}"), tmp_path / "one")
     # Before any training moved the model apart, the split over clients must not matter:
     # compare the evaluation of the same weights by one client and by three.
-    from clients.app import evaluate_client
+    from fedsim.clients.app import evaluate_client
 
     side = ClientSide(one.spec, one.vault)
     weights = load_file(one.checkpoint)

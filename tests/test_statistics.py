@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from fedsim.core.attack import BASELINE
 from fedsim.core.spec import Spec
-from fedsim.scoring import COLUMNS
-from fedsim.statistics import (
+from fedsim.scoring.scores import COLUMNS
+from fedsim.scoring.statistics import (
     above_chance,
     compare,
     describe,
@@ -15,7 +16,7 @@ from fedsim.statistics import (
     population,
     proportion,
 )
-from fedsim.verdict import BASELINE, summarise
+from fedsim.scoring.verdict import summarise
 
 
 def scores(rows: list[tuple[str, int, int, float]], **extra: object) -> pd.DataFrame:

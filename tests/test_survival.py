@@ -19,16 +19,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedsim.auditing import audit, federate
-from fedsim.core import store
+from fedsim.audit.stages import audit, federate
+from fedsim.campaign.jobs import Job
+from fedsim.campaign.progress import Silent
+from fedsim.core import files
 from fedsim.core.errors import RunError
+from fedsim.core.files import UNFINISHED, save_tensors
 from fedsim.core.observation import list_observations, read_weights, weights_path
+from fedsim.core.run import Run
 from fedsim.core.spec import Spec
-from fedsim.core.store import UNFINISHED, Run, save_tensors
-from fedsim.jobs import Job
-from fedsim.scoring import COLUMNS
-from fedsim.server import read_checkpoint
-from fedsim.watch import Silent
+from fedsim.federation.checkpoint import read_checkpoint
+from fedsim.scoring.scores import COLUMNS
 from tests.conftest import SMALL, small_spec
 
 VIT = "model.options={patch_size: 8, depth: 1, embed_dim: 48, num_heads: 2}"
@@ -67,7 +68,7 @@ def _quick_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """The page is one more file, and most of the time; its own tests read it."""
 
     def write(run: Run, jobs: list, *, redacted: bool = False) -> None:
-        store.write_atomically(run.report, b"a report")
+        files.write_atomically(run.report, b"a report")
 
     if "whole_report" not in request.fixturenames:
         monkeypatch.setattr("fedsim.report.write_report", write)
@@ -98,7 +99,7 @@ def at_write(
 ) -> Iterator[list[str]]:
     """Let ``fault`` happen at the so-manieth file written; yields the names of those written."""
     written: list[str] = []
-    replacing = store._replacing
+    replacing = files._replacing
 
     @contextmanager
     def faulty(path: Path, mode: int) -> Iterator[Path]:
@@ -111,7 +112,7 @@ def at_write(
             fault(path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "_replacing", faulty)
+        patch.setattr(files, "_replacing", faulty)
         yield written
 
 
@@ -211,20 +212,20 @@ def test_a_read_only_directory_is_one_sentence(small_disk: Path, tiny_run: Run) 
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
-from fedsim.auditing import audit
-from fedsim.core import store
+from fedsim.audit.stages import audit
+from fedsim.core import files
 from tests.conftest import small_spec
 
-replacing = store._replacing
+replacing = files._replacing
 def fatal(path, mode):
     if path.name == sys.argv[2]:
-        (path.parent / f".{path.name}.k3x{store.UNFINISHED}").write_bytes(b"half of")
+        (path.parent / f".{path.name}.k3x{files.UNFINISHED}").write_bytes(b"half of")
         if sys.argv[3] == "SLEEP":
             print("here", flush=True)
             time.sleep(600)
         os.kill(os.getpid(), getattr(signal, sys.argv[3]))
     return replacing(path, mode)
-store._replacing = fatal
+files._replacing = fatal
 audit(small_spec(*sys.argv[4:]), Path(sys.argv[1]))
 """
 
@@ -334,9 +335,9 @@ def check_damage(file: str, kinds: list[str], control: Run, root: Path) -> None:
         DAMAGE[kind](path)
         assert_same(resumed(run.root), control)
         if path.suffix == ".safetensors" and path.parts[-4] != "reconstructions":
-            tensors, _ = store.read_tensors(path)
+            tensors, _ = files.read_tensors(path)
             path.write_bytes(whole)
-            assert store.checksum(tensors) == store.checksum(store.read_tensors(path)[0])
+            assert files.checksum(tensors) == files.checksum(files.read_tensors(path)[0])
         assert len(run.summary["failed_jobs"]) == len(control.summary["failed_jobs"])
 
 
@@ -399,7 +400,7 @@ def test_a_damaged_spec_is_one_sentence_and_the_spec_itself_mends_it(
 def test_a_damaged_truth_costs_its_victim_when_only_the_report_is_asked_for(
     rich_run: Run, tmp_path: Path, whole_report: None
 ) -> None:
-    from fedsim.auditing import conclude
+    from fedsim.audit.stages import conclude
 
     run = Run(shutil.copytree(rich_run.root, tmp_path / "run"))
     DAMAGE["half"](run.vault / "round-0001" / "client-0001.safetensors")

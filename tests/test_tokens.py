@@ -11,44 +11,44 @@ import grpc
 import pytest
 import ray
 
-from fedsim import tokens
+from fedsim.cluster import authentication
+from fedsim.cluster.session import ray_session
 from fedsim.core.errors import RunError
-from fedsim.sessions import ray_session
 from tests.conftest import small_spec
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
-    monkeypatch.delenv(tokens.MODE, raising=False)
+    monkeypatch.delenv(authentication.MODE, raising=False)
     return tmp_path
 
 
 def test_the_token_is_made_once_and_for_its_owner_alone(cache: Path) -> None:
-    file = tokens.token_file()
+    file = authentication.token_file()
     made = file.read_text()
     assert len(made) == 64
     assert file.stat().st_mode & 0o777 == 0o600
-    assert tokens.token_file().read_text() == made
+    assert authentication.token_file().read_text() == made
     assert list(cache.iterdir()) == [file]
 
 
 def test_an_emptied_token_is_refused_before_ray_sees_it(cache: Path) -> None:
-    tokens.token_file().write_text("\n")
+    authentication.token_file().write_text("\n")
     with pytest.raises(RunError, match="too short"):
-        tokens.settings()
+        authentication.settings()
 
 
 def test_a_users_own_setting_holds(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tokens.settings()[tokens.MODE] == "token"
-    monkeypatch.setenv(tokens.MODE, "disabled")
-    assert tokens.settings() == {}
+    assert authentication.settings()[authentication.MODE] == "token"
+    monkeypatch.setenv(authentication.MODE, "disabled")
+    assert authentication.settings() == {}
 
 
 def test_settings_are_taken_back(cache: Path) -> None:
     before = dict(os.environ)
-    with tokens.applied(tokens.settings()):
-        assert os.environ[tokens.MODE] == "token"
+    with authentication.applied(authentication.settings()):
+        assert os.environ[authentication.MODE] == "token"
     assert dict(os.environ) == before
 
 
@@ -64,7 +64,7 @@ def strict(request: pytest.FixtureRequest) -> Iterator[str]:
                 return None
 
             def answer(content: bytes, context: grpc.ServicerContext) -> bytes:
-                token = tokens.token_file().read_text() if allowed == "ours" else allowed
+                token = authentication.token_file().read_text() if allowed == "ours" else allowed
                 if said != f"Bearer {token}":
                     context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
                 return b""
@@ -81,8 +81,8 @@ def strict(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.parametrize("strict", ["ours"], indirect=True)
 def test_a_cluster_that_asks_is_told_our_token(cache: Path, strict: str) -> None:
-    assert tokens.knock(strict)
-    assert tokens.settings_for(strict) == tokens.settings()
+    assert authentication.knock(strict)
+    assert authentication.settings_for(strict) == authentication.settings()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_cluster_of_others_is_one_sentence(cache: Path, strict: str, words: st
 def test_a_ray_of_our_own_lets_no_stranger_in(cache: Path) -> None:
     with ray_session(small_spec("engine={kind: ray, cpus: 1}").engine):
         address = ray.get_runtime_context().gcs_address
-        assert tokens.knock(address)
-        assert tokens.knock(address, "a guess")
-        assert not tokens.knock(address, tokens.token_file().read_text())
-    assert tokens.MODE not in os.environ
+        assert authentication.knock(address)
+        assert authentication.knock(address, "a guess")
+        assert not authentication.knock(address, authentication.token_file().read_text())
+    assert authentication.MODE not in os.environ

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from fedsim.core.attack import BASELINE
 from fedsim.core.spec import Spec
-from fedsim.scoring import COLUMNS
-from fedsim.statistics import bootstrap
-from fedsim.verdict import BASELINE, summarise
+from fedsim.scoring.scores import COLUMNS
+from fedsim.scoring.statistics import bootstrap
+from fedsim.scoring.verdict import summarise
 
 
 def table(psnr: list[float], guess: list[float], ssim: float = 0.2, canary: float = 0.0):

@@ -21,15 +21,15 @@ import uvicorn
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedsim.auditing import audit
+from fedsim.audit.stages import audit
 from fedsim.core.errors import RunError, SpecError
-from fedsim.core.store import Run
+from fedsim.core.run import Run
 from fedsim.viewer.app import create_app
 from fedsim.viewer.charts import Series, curves
 from fedsim.viewer.files import Files
-from fedsim.viewer.serving import listen, serve
-from fedsim.viewer.shelf import Shelf, short_names
-from fedsim.viewer.standing import QUIET_SECONDS, standing
+from fedsim.viewer.run_index import Shelf, short_names
+from fedsim.viewer.server import listen, serve
+from fedsim.viewer.status import QUIET_SECONDS, standing
 from tests.conftest import small_spec
 from tests.viewing import (
     ROOT,

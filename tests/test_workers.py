@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsim.auditing import audit
+from fedsim.audit.stages import audit
+from fedsim.campaign.granted_truth import secrets_of
+from fedsim.campaign.jobs import Handout, Job, Secrets, perform
+from fedsim.campaign.plan import jobs_of, victims
+from fedsim.campaign.pools import Home, RayPool
 from fedsim.core.errors import NotGranted, SpecError
+from fedsim.core.run import Run
 from fedsim.core.spec import Component
-from fedsim.core.store import Run
-from fedsim.jobs import Handout, Job, Secrets, perform
-from fedsim.oracles import secrets_of
-from fedsim.planning import jobs_of, victims
-from fedsim.workers import Home, RayPool
 from tests.conftest import small_spec
 
 

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
-from fedsim.core.store import Run
+from fedsim.core.run import Run
+from fedsim.viewer.access import Guard
 from fedsim.viewer.files import Files
-from fedsim.viewer.guard import Guard
-from fedsim.viewer.shelf import Shelf
-from fedsim.viewer.standing import Standing, standing
+from fedsim.viewer.run_index import Shelf
+from fedsim.viewer.status import Standing, standing
 
 TOKEN = "a token for tests"
 ROOT = Path(__file__).parent.parent

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import DamagedError, ModelError, SpecError
+from fedsim.core.files import read_tensors, save_tensors
 from fedsim.core.registry import find
 from fedsim.core.spec import GeneratorSpec
-from fedsim.core.store import read_tensors, save_tensors
 
 GENERATORS: dict[str, str] = {
-    "dcgan": "attacks.generators.dcgan:Dcgan",
-    "stylegan": "attacks.generators.stylegan:StyleGan",
+    "dcgan": "fedsim.attacks.generators.dcgan:Dcgan",
+    "stylegan": "fedsim.attacks.generators.stylegan:StyleGan",
 }
 
 

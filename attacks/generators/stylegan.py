@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.generators import doublings_of
+from fedsim.attacks.generators import doublings_of
 
 
 class Modulated(nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from attacks.generators import decode, latent_size, latents_of
+from fedsim.attacks.generators import decode, latent_size, latents_of
 from fedsim.core.attack import Progress
 from fedsim.core.errors import DataError
 from fedsim.core.notebook import Notebook, optimizer_tensors, restore_optimizer

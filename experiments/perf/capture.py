@@ -20,12 +20,12 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
+from fedsim.campaign.plan import Plan, prepare
+from fedsim.cluster.session import ray_session
+from fedsim.core.run import Run
 from fedsim.core.spec import load_spec
-from fedsim.core.store import Run
-from fedsim.planning import Plan, prepare
-from fedsim.server import AdversarialStrategy, create_strategy
-from fedsim.sessions import ray_session
-from fedsim.simulation import run_federation
+from fedsim.federation.engines import run_federation
+from fedsim.federation.strategy import AdversarialStrategy, create_strategy
 
 SPEC = [
     "data={image_size: 224, clients: 4}",

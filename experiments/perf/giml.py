@@ -19,14 +19,14 @@ from pathlib import Path
 
 import torch
 
-from attacks.generators import generate
-from attacks.gias import draw_latents
-from attacks.giml import Giml, MetaLearner
-from attacks.matching import Problem
-from attacks.priors import total_variation
-from fedsim.auditing import federate
+from fedsim.attacks.generators import generate
+from fedsim.attacks.gias import draw_latents
+from fedsim.attacks.giml import Giml, MetaLearner
+from fedsim.attacks.matching.base import Problem
+from fedsim.attacks.matching.priors import total_variation
+from fedsim.audit.stages import federate
+from fedsim.campaign.jobs import Handout, traffic_of
 from fedsim.core.spec import load_spec
-from fedsim.jobs import Handout, traffic_of
 
 SPEC = {
     "data": {"name": "photos", "image_size": 32, "clients": 8},

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.matcher import GradientMatcher, Way
-from attacks.objectives import Cosine, Target
+from fedsim.attacks.matching.matcher import GradientMatcher, Way
+from fedsim.attacks.matching.objectives import Cosine, Target
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,15 @@ import numpy as np
 import ray
 import torch
 
-from fedsim.auditing import federate
+from fedsim.audit.stages import federate
+from fedsim.campaign.jobs import Handout, Job, Secrets
+from fedsim.campaign.plan import prepare, victims
+from fedsim.campaign.pools import RayPool
+from fedsim.campaign.progress import Silent
+from fedsim.cluster.session import ray_session
 from fedsim.core.attack import Progress, Reconstruction
 from fedsim.core.knowledge import View
 from fedsim.core.spec import Component, Spec, load_spec
-from fedsim.jobs import Handout, Job, Secrets
-from fedsim.planning import prepare, victims
-from fedsim.sessions import ray_session
-from fedsim.watch import Silent
-from fedsim.workers import RayPool
 
 MODELS = {
     "tiny": [

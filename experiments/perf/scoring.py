@@ -3,7 +3,7 @@
     python experiments/perf/scoring.py [--count 1000] [--side 224] [--attacks 4]
 
 ``--count`` reconstructions of ``--side`` pixels, ``--attacks`` of each true picture, as a run has
-them: every metric through the code that scoring uses (`fedsim.scoring.Yardstick`), against
+them: every metric through the code that scoring uses (`fedsim.scoring.scores.Yardstick`), against
 `metrics.lpips` on the same pairs, which runs its network over both pictures of each. The two take
 turns on parts of the pictures, so that a busy machine slows both; the ratio is what is told. The
 gallery's features are computed once a data set and kept, and so are not part of it.
@@ -19,8 +19,8 @@ from rich.progress import track
 
 from fedsim.core import metrics
 from fedsim.core.errors import RunError
-from fedsim.identification import Gallery, feature_space
-from fedsim.scoring import Yardstick
+from fedsim.scoring.identification import Gallery, feature_space
+from fedsim.scoring.scores import Yardstick
 
 GALLERY = 500
 

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedsim import clusters
-from fedsim.auditing import federate
+from fedsim.audit.stages import federate
+from fedsim.campaign.plan import prepare
+from fedsim.campaign.progress import Silent
+from fedsim.cluster import local
+from fedsim.cluster.session import ray_session
 from fedsim.core.spec import Spec, load_spec
-from fedsim.planning import prepare
-from fedsim.sessions import ray_session
-from fedsim.watch import Silent
 
 SPEC = [
     "data={image_size: 32, clients: 1}",
@@ -60,12 +60,12 @@ def main(overrides: list[str]) -> None:
         state = Path(folder) / "cluster.json"
         own = until_up(cold), until_round(cold)
         try:
-            address = clusters.start(state, cpus=1).address
+            address = local.start(state, cpus=1).address
             warm = load_spec(cold.model_dump(mode="json"), [f"engine.address='{address}'"])
             until_round(warm)
             there = until_up(warm), until_round(warm)
         finally:
-            clusters.stop(state)
+            local.stop(state)
     for what, a, b in zip(("until Ray is up", "until the first round"), own, there, strict=True):
         print(f"{what}: {a:.1f} s cold, {b:.1f} s warm, ratio {b / a:.2f}", flush=True)
 

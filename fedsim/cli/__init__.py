@@ -1,6 +1,6 @@
-"""The command line. `running` has the commands that do something, `looking` those that only look,
-`fetching` those that bring what is missing, `clustering` those for a Ray that stays up,
-`deploying` those of a real deployment; `shared` is what they have in common."""
+"""The command line. `runs` has the commands that make a run, `inspection` those that only look,
+`assets` those that bring what is missing, `cluster` those for a Ray that stays up, `deployment`
+those of a real deployment; `shared` is what they have in common."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import typer
 
-from fedsim.cli import clustering, deploying, fetching, looking, running
+from fedsim.cli import assets, cluster, deployment, inspection, runs
 from fedsim.cli.shared import err
 from fedsim.core.errors import FedsimError
 
@@ -19,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for part in (running, deploying, looking, fetching, clustering):
+for part in (runs, deployment, inspection, assets, cluster):
     app.add_typer(part.app)
 
 

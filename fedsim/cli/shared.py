@@ -15,11 +15,11 @@ from rich.table import Table
 
 from fedsim import default_output
 from fedsim.core.errors import SpecError
+from fedsim.core.run import Run
 from fedsim.core.spec import Component, Spec, load_spec, read_value
-from fedsim.core.store import Run
 
 if TYPE_CHECKING:
-    from fedsim.linting import Lint
+    from fedsim.lint import Lint
 
 out, err = Console(), Console(stderr=True)
 
@@ -77,7 +77,7 @@ def values_of(params: list[str]) -> dict[str, Any]:
 
 
 def watch_for(as_json: bool) -> Any:
-    from fedsim.watch import Bars, Silent
+    from fedsim.campaign.progress import Bars, Silent
 
     return Silent() if as_json else Bars(err)
 

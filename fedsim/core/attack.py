@@ -13,8 +13,10 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from fedsim.core.errors import DamagedError, RunError
+from fedsim.core.files import read_tensors, save_tensors, write_json
 from fedsim.core.knowledge import Traffic, View
-from fedsim.core.store import read_tensors, save_tensors, write_json
+
+BASELINE = "prior_only"  # the attack that never sees the update
 
 
 class Progress(Protocol):

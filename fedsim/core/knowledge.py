@@ -267,7 +267,7 @@ class View:
         return value
 
     def generator(self) -> nn.Module:
-        """The attacker's trained generator of images; see `attacks.generators`."""
+        """The attacker's trained generator of images; see `fedsim.attacks.generators`."""
         value: nn.Module = self._field("generator")()
         return value
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedsim.core.errors import DamagedError
-from fedsim.core.store import read_tensors, save_tensors
+from fedsim.core.files import read_tensors, save_tensors
 
 Page = tuple[dict[str, Tensor], dict[str, Any]]
 

@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from fedsim.core.errors import DamagedError, ObservationError
+from fedsim.core.files import checksum, read_json, read_tensors, save_tensors, write_json
 from fedsim.core.learning import Protocol, Update
 from fedsim.core.spec import Component, ModelSpec, Positive, Spec
-from fedsim.core.store import checksum, read_json, read_tensors, save_tensors, write_json
 
 FORMAT = 1
 _UPDATE, _BUFFER = "update/", "buffer/"

@@ -10,11 +10,14 @@ import dataclasses
 import importlib
 import reprlib
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.core.errors import SpecError, did_you_mean
+
+ONCE_AT_THE_TOP = ("attacks", "defenses", "clients")  # import names of ours in older specs
 
 
 def find(kind: str, table: Mapping[str, str], name: str) -> Any:
@@ -28,11 +31,22 @@ def find(kind: str, table: Mapping[str, str], name: str) -> Any:
         )
     module_name, _, attribute = path.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        return getattr(_imported(module_name), attribute)
     except Exception as error:  # a module of an author's may fail in any way
         raise SpecError(
             f"the {kind} '{name}' cannot be imported: {type(error).__name__}: {error}."
         ) from error
+
+
+def _imported(name: str) -> ModuleType:
+    """The module of this name; where there is none, ours that had it before it was in `fedsim`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        lacking = error.name or ""
+        if name.split(".")[0] not in ONCE_AT_THE_TOP or not f"{name}.".startswith(f"{lacking}."):
+            raise
+        return importlib.import_module(f"fedsim.{name}")
 
 
 def resolve(kind: str, table: Mapping[str, str], name: str) -> type:

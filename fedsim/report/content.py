@@ -12,15 +12,16 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.campaign.jobs import Job
+from fedsim.core.attack import BASELINE
 from fedsim.core.errors import RunError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by
+from fedsim.core.run import Run
 from fedsim.core.spec import Component, Spec
-from fedsim.core.store import Run
-from fedsim.jobs import Job
-from fedsim.report.words import count, decibel
-from fedsim.scoring import results_of
-from fedsim.statistics import KEYS
-from fedsim.verdict import ABOVE_BASELINE_DB, BASELINE, RECOVERED_DB
+from fedsim.report.formats import count, decibel
+from fedsim.scoring.scores import results_of
+from fedsim.scoring.statistics import KEYS
+from fedsim.scoring.verdict import ABOVE_BASELINE_DB, RECOVERED_DB
 
 # What a reader must know first comes first. A mis-specified attack outranks a failed one: it is
 # the reason not to believe the failure.

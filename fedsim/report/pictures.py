@@ -14,13 +14,13 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from fedsim.core.attack import Reconstruction
-from fedsim.core.store import Run, write_atomically
-from fedsim.jobs import Job
+from fedsim.campaign.jobs import Job
+from fedsim.core.attack import BASELINE, Reconstruction
+from fedsim.core.files import write_atomically
+from fedsim.core.run import Run
 from fedsim.report.content import Finding
-from fedsim.report.words import count, decibel, label, number
-from fedsim.scoring import load_pictures
-from fedsim.verdict import BASELINE
+from fedsim.report.formats import count, decibel, label, number
+from fedsim.scoring.scores import load_pictures
 
 MOST_SHOWN, LEAST_SHOWN, BASELINE_SHOWN = 16, 8, 4  # rows of four
 PIXEL_BUDGET = 4_000_000  # over all galleries, so that many attacks on large pictures stay mailable

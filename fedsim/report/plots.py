@@ -17,8 +17,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+from fedsim.core.attack import BASELINE
 from fedsim.report.content import Trace
-from fedsim.verdict import BASELINE, RECOVERED_DB
+from fedsim.scoring.verdict import RECOVERED_DB
 
 # Drawn in these, replaced in the SVG by the variables of style.css.
 INK, MUTED, LINE, ACCENT, SECOND = "#010203", "#020304", "#030405", "#040506", "#050607"

@@ -17,13 +17,13 @@ from starlette.routing import Route
 from fedsim.core.errors import RunError
 from fedsim.report import HERE as REPORT
 from fedsim.report import environment
-from fedsim.report.words import count
+from fedsim.report.formats import count
+from fedsim.viewer.access import REPORT_POLICY, Guard
 from fedsim.viewer.charts import Series, curves, mark
-from fedsim.viewer.comparing import MOST_RUNS, compare, points_of
+from fedsim.viewer.comparison import MOST_RUNS, compare, points_of
 from fedsim.viewer.files import Files, exists, read
-from fedsim.viewer.guard import REPORT_POLICY, Guard
-from fedsim.viewer.shelf import Place, Shelf
-from fedsim.viewer.standing import Standing, events_of, failures_of, rounds_of, standing
+from fedsim.viewer.run_index import Place, Shelf
+from fedsim.viewer.status import Standing, events_of, failures_of, rounds_of, standing
 
 PAGES = Path(__file__).parent / "pages"
 STATES = ["running", "stopped", "damaged", "planned", "trained", "finished"]  # as they are sorted

@@ -1,0 +1,95 @@
+"""Closed forms: one linear solve, one picture. What stands around every one of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.attacks.labels import recover_labels
+from fedsim.core.attack import Progress, Reconstruction
+from fedsim.core.errors import AttackError
+from fedsim.core.knowledge import View
+from fedsim.core.models import VitParts
+
+
+@dataclass
+class Solved:
+    """A picture (3, H, W) as the model sees it, in float64; ``loss``: the relative residual."""
+
+    image: Tensor
+    loss: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ClosedForm(ABC):
+    """From a View to a Reconstruction: a subclass solves, here its picture is brought home.
+
+    A batch of several pictures mixes in one system; the blend is then given once for each.
+    """
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset(
+            {"update", "weights", "architecture", "image_size", "normalisation", "batch_size"}
+        )
+
+    @abstractmethod
+    def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
+        """The picture behind the view's update."""
+
+    def finish(self, image: Tensor, notes: list[str]) -> Tensor:
+        """A last touch on the picture in [0, 1]."""
+        return image
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        model, batch = view.model(), view.batch_size
+        solved = self.solve(view, model, progress)
+        mean, std = (torch.tensor(c, dtype=torch.float64).view(3, 1, 1) for c in view.normalisation)
+        image = self.finish((solved.image.cpu() * std + mean).clamp(0, 1), solved.notes)
+        return Reconstruction(
+            images=image.float().repeat(batch, 1, 1, 1),
+            labels=labels_beside(view, model, solved.notes),
+            loss=solved.loss,
+            notes=solved.notes,
+        )
+
+
+def labels_beside(view: View, model: nn.Module, notes: list[str]) -> Tensor | None:
+    """The labels, where the head was uploaded; the picture does not depend on them."""
+    try:
+        return recover_labels(view.update, model, view.batch_size)
+    except AttackError as error:
+        notes.append(f"no labels: {error}")
+        return None
+
+
+def uploaded(update: Mapping[str, Tensor], names: Iterable[str], attack: str) -> list[Tensor]:
+    """The named tensors of an update in float64; one that is missing or not finite is an error."""
+    names = list(names)
+    missing = [name for name in names if name not in update]
+    if missing:
+        raise AttackError(
+            f"{attack} needs the gradient of {' and '.join(missing)}, which the client did not "
+            f"upload (a frozen or withheld part)."
+        )
+    tensors = [update[name].double().cpu() for name in names]
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+        raise AttackError("the update holds numbers that are not finite.")
+    return tensors
+
+
+def fold_patches(patches: Tensor, parts: VitParts) -> Tensor:
+    """Patches (N, 3 p q), channel first as a convolution sees them, to an image (3, H, W)."""
+    (rows, columns), (p, q) = parts.grid, parts.patch_size
+    return (
+        patches.view(rows, columns, 3, p, q)
+        .permute(2, 0, 3, 1, 4)
+        .reshape(3, rows * p, columns * q)
+    )

@@ -1,0 +1,401 @@
+"""The search for images whose gradient is the one observed.
+
+It minimises a matching loss plus priors over any parametrisation of the images (see `spaces`), for
+several seeds side by side. Which images are best is decided by the matching loss alone. A
+long search leaves checkpoints in the attacker's notebook and goes on from them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedsim.attacks.matching.matcher import Match
+from fedsim.attacks.matching.priors import Stateful, Term
+from fedsim.attacks.matching.spaces import Parametrisation
+from fedsim.core.attack import Progress
+from fedsim.core.errors import AttackError
+from fedsim.core.notebook import Notebook, optimizer_tensors, restore_optimizer
+
+ScheduleName = Literal["constant", "cosine", "step"]
+OptimizerName = Literal["adam", "signed", "lbfgs"]
+
+
+class Matching(Protocol):
+    """The matching loss of some images and its derivatives: a `Matcher`, or several as one."""
+
+    notes: list[str]
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Match: ...
+    def value(self, images: Tensor, labels: Tensor) -> Tensor: ...
+    def state(self) -> dict[str, float]: ...
+    def restore(self, state: Mapping[str, float]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long and in which steps the search goes."""
+
+    steps: int
+    lr: float = 0.1
+    optimizer: OptimizerName = "adam"
+    schedule: ScheduleName = "cosine"
+    warmup: int = 0
+    langevin: float = 0.0  # noise after each step, times the step size
+    phases: tuple[tuple[float, float], ...] = ((0.0, 1.0),)  # (since, weight of the matching)
+    patience: int | None = None  # stop after so many steps without a better match
+    save_seconds: float = 60.0
+
+    def rate(self, step: int) -> float:
+        """The step size of a step, counted from 0."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * done))
+        if self.schedule == "step":
+            return self.lr * 0.1 ** sum(done >= k / 8 for k in (3, 5, 7))
+        return self.lr
+
+    def matching_weight(self, done: float) -> float:
+        return next(weight for since, weight in reversed(self.phases) if done >= since)
+
+    def phase(self, done: float) -> int:
+        return sum(done >= since for since, _ in self.phases)
+
+
+Film = dict[int, Tensor]  # the first images at a few steps, (b, 3, H, W) each, normalised
+FRAMES, FILMED = 8, 2
+
+
+def milestones(steps: int) -> frozenset[int]:
+    """At which steps the film has a frame: dense at first, where most happens."""
+    return frozenset(max(1, round(steps * (k / (FRAMES - 1)) ** 2)) for k in range(FRAMES))
+
+
+@dataclass
+class Found:
+    """The best images of a search and how it got there."""
+
+    images: Tensor  # (B, 3, H, W), normalised
+    labels: Tensor  # (B,) or logits (B, C)
+    loss: float
+    trace: list[tuple[int, float]]
+    steps: int
+    by_seed: Tensor  # the best matching loss of every seed, (S,)
+    variables: list[Tensor]  # what was searched, at its best, every seed
+    notes: list[str] = field(default_factory=list)
+    film: Film = field(default_factory=dict)
+
+
+def search(
+    matcher: Matching,
+    images: Parametrisation,
+    labels: Tensor,
+    budget: Budget,
+    *,
+    terms: Sequence[Term] = (),
+    generator: torch.Generator | None = None,
+    progress: Progress,
+    notebook: Notebook | None = None,
+    fingerprint: str = "",
+) -> Found:
+    """Minimise matching plus priors over ``images`` (and over ``labels`` where they are soft).
+
+    A page of ``notebook`` is gone on from only if it was written under the same ``fingerprint``.
+    """
+    state = _Search(matcher, images, labels, budget, terms, generator, progress, notebook)
+    state.fingerprint = fingerprint
+    return state.run()
+
+
+def keep(page: Notebook, found: Found, matcher: Matching, fingerprint: str) -> None:
+    """Write down where a search ended, for the next one to start from after a crash."""
+    tensors = {f"variable.{i}": v for i, v in enumerate(found.variables)}
+    tensors |= {"images": found.images, "labels": found.labels, "by_seed": found.by_seed}
+    tensors |= {f"film.{step}": frame for step, frame in found.film.items()}
+    about = {"loss": found.loss, "trace": found.trace, "steps": found.steps, "notes": found.notes}
+    state = {"matcher": matcher.state(), "fingerprint": fingerprint}
+    page.save(tensors, {**about, **state})
+
+
+def restored(
+    page: Notebook | None, space: Parametrisation, matcher: Matching, fingerprint: str
+) -> Found | None:
+    """Where a search ended before a crash; None where it did not."""
+    written = page.load() if page is not None else None
+    if written is None or written[1].get("fingerprint") != fingerprint:
+        return None
+    tensors, about = written
+    matcher.restore(about["matcher"])
+    device = space.variables[0].device
+    held = {name: tensor.to(device) for name, tensor in tensors.items()}
+    return Found(
+        held["images"],
+        held["labels"],
+        about["loss"],
+        [(int(step), float(loss)) for step, loss in about["trace"]],
+        about["steps"],
+        held["by_seed"],
+        [held[f"variable.{i}"] for i in range(len(space.variables))],
+        [*about["notes"], "resumed after a stage that was done"],
+        _film(held),
+    )
+
+
+def _film(tensors: Mapping[str, Tensor]) -> Film:
+    """The frames among the tensors of a page."""
+    prefix = "film."
+    named = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    return {int(step): named[step] for step in sorted(named, key=int)}
+
+
+class _Search:
+    """The state of one search; everything that a checkpoint must hold is an attribute."""
+
+    def __init__(
+        self,
+        matcher: Matching,
+        images: Parametrisation,
+        labels: Tensor,
+        budget: Budget,
+        terms: Sequence[Term],
+        generator: torch.Generator | None,
+        progress: Progress,
+        notebook: Notebook | None,
+    ):
+        self.matcher, self.space, self.budget, self.terms = matcher, images, budget, list(terms)
+        self.generator = generator or torch.Generator().manual_seed(0)
+        self.progress, self.notebook = progress, notebook
+        self.soft = labels.is_floating_point()
+        self.labels = labels.detach().clone().requires_grad_(True) if self.soft else labels
+        self.searched = [*self.space.variables, *([self.labels] if self.soft else [])]
+        self.optimizers = self._optimizers()
+        self.best = [variable.detach().clone() for variable in self.searched]
+        self.best_loss = self.best[0].new_full((len(self.best[0]),), math.inf)
+        self.best_at, self.record = 0, math.inf
+        self.trace: list[tuple[int, float]] = []
+        self.film: Film = {}
+        self.step, self.phase = 0, 1
+        self.fingerprint = ""
+        self.units: dict[int, Tensor] = {}
+        self.saved = time.monotonic()
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def run(self) -> Found:
+        notes: list[str] = []
+        if self._resume():
+            notes.append(f"resumed at step {self.step}")
+        elif self.notebook is not None and self.notebook.damaged:
+            notes.append("the checkpoint was damaged: started afresh")
+        budget, every = self.budget, max(1, self.budget.steps // 50)
+        filmed = milestones(budget.steps)
+        while self.step < budget.steps:
+            done = self.step / budget.steps
+            if budget.phase(done) != self.phase:  # another loss: what was best does not count
+                self.phase = budget.phase(done)
+                self.best_loss.fill_(math.inf)
+                self.record = math.inf
+            loss = self._advance(done)
+            self.step += 1
+            if self.step in filmed:
+                leading = int(self.best_loss.nan_to_num(nan=math.inf).argmin())
+                self.film[self.step] = self.space.images().detach()[leading, :FILMED].clone()
+            if self.step % every == 0 or self.step == budget.steps:
+                value = float(loss.min())
+                self.trace.append((self.step, value))
+                self.progress(self.step, budget.steps, value)
+                if self._stale():
+                    notes.append(f"stopped early at step {self.step}: no better match since")
+                    break
+            self._save()
+        self._keep(self.matcher.value(self.space.images().detach(), self._targets()))
+        with torch.no_grad():
+            for variable, best in zip(self.searched, self.best, strict=True):
+                variable.copy_(best)
+            images = self.space.images().detach()
+        if not bool(torch.isfinite(self.best_loss).any()):
+            raise AttackError("the matching loss was never finite.")
+        seed = int(self.best_loss.nan_to_num(nan=math.inf).argmin())
+        if self.notebook is not None:
+            self.notebook.clear()
+        return Found(
+            images[seed],
+            self._targets()[seed],
+            float(self.best_loss[seed]),
+            self.trace,
+            self.step,
+            self.best_loss.clone(),
+            self.best[: len(self.space.variables)],
+            notes,
+            self.film,
+        )
+
+    def _advance(self, done: float) -> Tensor:
+        """One step of every seed; the matching loss before it."""
+        images = self.space.images()
+        match = self.matcher(images.detach(), self._targets())
+        self._keep(match.value)
+        self._differentiate(images, match, done)
+        rate = self.budget.rate(self.step)
+        self._move(rate, match.value)
+        if self.budget.langevin > 0:
+            with torch.no_grad():
+                for variable in self.space.variables:
+                    noise = torch.randn(variable.shape, generator=self.generator)
+                    variable.add_(noise.to(variable), alpha=rate * self.budget.langevin)
+        self.space.constrain()
+        return match.value
+
+    def _targets(self) -> Tensor:
+        return self.labels.detach() if self.soft else self.labels
+
+    def _differentiate(self, images: Tensor, match: Match, done: float) -> None:
+        """Fill ``.grad`` of everything searched: matching from the matcher, priors by autograd."""
+        weight = self.budget.matching_weight(done)
+        penalties = [
+            (term.weight * term.penalty(images, done)).sum()
+            for term in self.terms
+            if term.active(done)
+        ]
+        if (own := self.space.penalty()) is not None:
+            penalties.append(own.sum())
+        for variable in self.space.variables:
+            variable.grad = None
+        penalties = [penalty for penalty in penalties if penalty.requires_grad]
+        outputs = [images, *penalties]
+        towards = [weight * match.images, *[torch.ones_like(p) for p in penalties]]
+        torch.autograd.backward(outputs, towards, inputs=self.space.variables)
+        if self.soft:
+            assert match.labels is not None
+            self.labels.grad = weight * match.labels
+
+    def _keep(self, loss: Tensor) -> None:
+        """Remember, seed by seed, where the match was best."""
+        better = loss < self.best_loss
+        self.best = [
+            torch.where(better.view(-1, *[1] * (best.dim() - 1)), variable.detach(), best)
+            for variable, best in zip(self.searched, self.best, strict=True)
+        ]
+        self.best_loss = torch.where(better, loss, self.best_loss)
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        if self.budget.optimizer != "lbfgs":
+            return [torch.optim.Adam(self.searched, lr=self.budget.lr)]
+        # One a seed, so that their curvatures stay apart; views share memory with the variables.
+        self.views = [
+            [variable.detach()[seed] for variable in self.searched]
+            for seed in range(len(self.space.variables[0]))
+        ]
+        # No tolerances: that a gradient is small is no reason to stand still.
+        return [
+            torch.optim.LBFGS(
+                views, lr=self.budget.lr, max_iter=1, tolerance_grad=0.0, tolerance_change=0.0
+            )
+            for views in self.views
+        ]
+
+    def _move(self, rate: float, loss: Tensor) -> None:
+        if self.budget.optimizer == "lbfgs":
+            self._move_lbfgs(rate, loss)
+            return
+        optimizer = self.optimizers[0]
+        optimizer.param_groups[0]["lr"] = rate
+        if self.budget.optimizer == "signed":
+            for variable in self.searched:
+                assert variable.grad is not None
+                variable.grad.sign_()
+        optimizer.step()
+
+    def _move_lbfgs(self, rate: float, loss: Tensor) -> None:
+        for seed, (optimizer, views) in enumerate(zip(self.optimizers, self.views, strict=True)):
+            for view, variable in zip(views, self.searched, strict=True):
+                assert variable.grad is not None
+                view.grad = variable.grad[seed].clone()
+            if seed not in self.units:  # torch's L-BFGS drops curvature of tiny gradients
+                sizes = torch.stack([v.grad.abs().mean() for v in views if v.grad is not None])
+                self.units[seed] = 1 / sizes.mean().clamp(min=1e-30)
+            for view in views:
+                assert view.grad is not None
+                view.grad.mul_(self.units[seed])
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step(partial(float, loss[seed] * self.units[seed]))
+
+    def _stale(self) -> bool:
+        if self.budget.patience is None:
+            return False
+        best = float(self.best_loss.min())
+        if best < self.record:
+            self.record, self.best_at = best, self.step
+        return self.step - self.best_at >= self.budget.patience
+
+    # -- checkpoints ------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        if self.notebook is None or self.step >= self.budget.steps:
+            return
+        if time.monotonic() - self.saved < self.budget.save_seconds:
+            return
+        tensors = {"best_loss": self.best_loss}
+        tensors |= {f"variable.{i}": v.detach() for i, v in enumerate(self.searched)}
+        tensors |= {f"best.{i}": v for i, v in enumerate(self.best)}
+        tensors["generator"] = self.generator.get_state()
+        tensors |= {f"film.{step}": frame for step, frame in self.film.items()}
+        for index, term in enumerate(self.terms):
+            if isinstance(term.penalty, Stateful):
+                tensors |= {f"term.{index}.{k}": v for k, v in term.penalty.state().items()}
+        about: dict[str, Any] = {
+            "fingerprint": self.fingerprint,
+            "step": self.step,
+            "phase": self.phase,
+            "trace": self.trace,
+            "best_at": self.best_at,
+            "record": self.record if math.isfinite(self.record) else None,
+            "matcher": self.matcher.state(),
+        }
+        if self.budget.optimizer != "lbfgs":
+            tensors |= optimizer_tensors(self.optimizers[0])
+        self.notebook.save(tensors, about)
+        self.saved = time.monotonic()
+
+    def _resume(self) -> bool:
+        """Go on from a checkpoint; L-BFGS starts its curvature afresh."""
+        page = self.notebook.load() if self.notebook is not None else None
+        if page is None:
+            return False
+        tensors, about = page
+        if about.get("fingerprint") != self.fingerprint:  # of another attack: not ours to go on
+            return False
+        device = self.best_loss.device
+        with torch.no_grad():
+            for index, variable in enumerate(self.searched):
+                variable.copy_(tensors[f"variable.{index}"])
+        self.best = [tensors[f"best.{i}"].to(device) for i in range(len(self.searched))]
+        self.best_loss = tensors["best_loss"].to(device)
+        self.generator.set_state(tensors["generator"])
+        self.step, self.best_at = int(about["step"]), int(about["best_at"])
+        self.phase = int(about["phase"])
+        self.record = math.inf if about["record"] is None else float(about["record"])
+        self.matcher.restore(about["matcher"])
+        for index, term in enumerate(self.terms):
+            if isinstance(term.penalty, Stateful):
+                prefix = f"term.{index}."
+                own_state = {
+                    k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)
+                }
+                term.penalty.restore({k: v.to(device) for k, v in own_state.items()})
+        self.trace = [(int(step), float(loss)) for step, loss in about["trace"]]
+        self.film = {step: frame.to(device) for step, frame in _film(tensors).items()}
+        if self.budget.optimizer != "lbfgs":
+            restore_optimizer(self.optimizers[0], tensors)
+        return True

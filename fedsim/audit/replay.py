@@ -1,0 +1,140 @@
+"""Offline attacks: on observations that were captured before, without a federation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from fedsim.attacks import create_attack
+from fedsim.campaign.jobs import Handout, Job, LessonJob, Secrets
+from fedsim.campaign.plan import check_needs
+from fedsim.campaign.pools import InlinePool
+from fedsim.campaign.progress import Silent, Watch
+from fedsim.core.attack import Learner, Reconstruction
+from fedsim.core.errors import FedsimError, ObservationError
+from fedsim.core.metrics import psnr
+from fedsim.core.observation import address_of, list_observations
+from fedsim.core.run import Run
+from fedsim.core.spec import Component, Spec, load_spec
+from fedsim.scoring.scores import load_pictures
+
+
+def attack_offline(
+    source: Path,
+    component: Component,
+    output: Path | None,
+    threat: str | None,
+    trials: int,
+    *,
+    watch: Watch | None = None,
+) -> list[dict[str, Any]]:
+    """One row for each observation and trial; pictures and reconstructions go to ``output``."""
+    watch = watch or Silent()
+    found = _observations(source)
+    run = Run(found[0].parents[2])
+    spec = _spec(run, threat)
+    check_needs(component, spec)
+    results = (output or run.root / "offline").absolute()
+    jobs = [
+        Job(
+            path.parents[1].absolute(),
+            results,
+            *address_of(path),
+            component,
+            component.short_name,
+            trial,
+        )
+        for path in found
+        for trial in range(trials)
+    ]
+    handout = Handout(spec.threat, spec.seed, spec.engine.device)
+    pool = InlinePool(spec, handout, watch, lambda job: Secrets())
+    lessons = _lessons(found[0].parents[1].absolute(), results, component)
+    for lesson in lessons:  # afresh, like the attacks: with this threat model, on this traffic
+        if lesson.lesson == 1:
+            shutil.rmtree(lesson.memory, ignore_errors=True)
+        pool.submit(lesson)
+    for job in jobs:
+        job.result.unlink(missing_ok=True)
+        for page in job.notebook.parent.glob(f"{job.notebook.stem}*"):
+            page.unlink()
+        if lessons:
+            job = replace(job, memory=lessons[-1].memory, requires=lessons[-1].result)
+        pool.submit(job)
+    with watch.running(0, 0):
+        pool.drain()
+    return [_row(run, job) for job in jobs]
+
+
+def _lessons(observations: Path, results: Path, component: Component) -> list[LessonJob]:
+    """For an attack that learns: one lesson after each round that was captured."""
+    attack = create_attack(component.name, **component.params)
+    if not isinstance(attack, Learner):
+        return []
+    rounds = sorted({address_of(path)[0] for path in list_observations(observations)})
+    memory, lessons = results / "learned" / attack.learner, list[LessonJob]()
+    for number, round_ in enumerate(rounds, start=1):
+        before = lessons[-1].result if lessons else None
+        label = component.short_name
+        lessons.append(LessonJob(observations, memory, component, label, number, round_, before))
+    return lessons[: max(1, attack.lessons_before(len(rounds)))]
+
+
+def _observations(source: Path) -> list[Path]:
+    if source.is_file():
+        return [source.absolute().with_suffix(".json")]
+    if not source.exists() and not source.with_suffix(".json").exists():
+        raise ObservationError(f"there is no observation '{source}'.")
+    if source.with_suffix(".json").is_file():
+        return [source.absolute().with_suffix(".json")]
+    found = sorted(source.absolute().glob("client-*.json")) or list_observations(source.absolute())
+    found = found or list_observations(source.absolute() / "observations")
+    if not found:
+        raise ObservationError(f"'{source}' holds no observation.")
+    return found
+
+
+def _spec(run: Run, threat: str | None) -> Spec:
+    """The spec the observations were made with, or the defaults for files that travelled alone."""
+    overrides = [f"threat={threat}"] if threat else []
+    return load_spec(run.spec_path if run.spec_path.is_file() else {}, overrides)
+
+
+def _row(run: Run, job: Job) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "observation": job.victim,
+        "trial": job.trial,
+        "psnr": None,
+        "labels": None,
+        "seconds": 0.0,
+        "picture": None,
+        "failure": None,
+    }
+    if job.failure.is_file():
+        return row | {"failure": json.loads(job.failure.read_text())["reason"]}
+    result = Reconstruction.load(job.result)
+    picture = job.result.with_suffix(".png")
+    _draw(result.images, picture)
+    try:
+        pictures = load_pictures(run, job)
+    except FedsimError:  # no vault beside it: the attacker's own situation
+        pictures = None
+    if pictures is not None:
+        row["psnr"] = psnr(pictures.truth, pictures.guess).tolist()
+    return row | {
+        "labels": None if result.labels is None else result.labels.tolist(),
+        "seconds": result.seconds,
+        "picture": str(picture),
+    }
+
+
+def _draw(images: torch.Tensor, path: Path) -> None:
+    side_by_side = torch.cat(list(images), dim=2)
+    pixels = (side_by_side * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    Image.fromarray(pixels).save(path)

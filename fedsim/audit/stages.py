@@ -1,0 +1,271 @@
+"""Auditing: rounds, attacks, scores, verdict. Every step does only what is still missing."""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedsim.audit.repair import drop_unusable, mend
+from fedsim.campaign.granted_truth import secrets_of
+from fedsim.campaign.jobs import Handout, Job
+from fedsim.campaign.plan import (
+    Plan,
+    after_lessons,
+    jobs_of,
+    labelled_attacks,
+    lessons_of,
+    load_surrogate,
+    memories,
+    observed_rounds,
+    prepare,
+    victims,
+)
+from fedsim.campaign.pools import InlinePool, Pool, RayPool
+from fedsim.campaign.progress import Silent, Watch
+from fedsim.clients.shards import images_of
+from fedsim.cluster.session import ray_session, refuse_silence
+from fedsim.core.attack import BASELINE
+from fedsim.core.errors import FedsimError, RunError
+from fedsim.core.files import read_json, write_json
+from fedsim.core.metrics import SMALLEST, lpips_unavailable
+from fedsim.core.observation import address_of, is_finite, list_observations
+from fedsim.core.run import Run
+from fedsim.core.spec import Spec
+from fedsim.federation.checkpoint import read_checkpoint
+from fedsim.federation.engines import run_federation
+from fedsim.federation.strategy import AdversarialStrategy, create_strategy
+from fedsim.scoring.budgets import budgets
+from fedsim.scoring.identification import identification_of
+from fedsim.scoring.scores import failures, results_of, score_jobs
+from fedsim.scoring.statistics import compare, over_rounds, population
+from fedsim.scoring.verdict import summarise
+
+
+def federate(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
+    """`fedsim run`: the rounds and their observations, no attack."""
+    watch = watch or Silent()
+    with _opened(spec, root) as (plan, run):
+        if len(read_checkpoint(run).rows) < spec.train.rounds:
+            _refuse_to_simulate(run)
+            strategy = _strategy(plan, run, watch)
+            with watch.running(spec.train.rounds, strategy.rounds_done), _engine(spec):
+                run_federation(spec, run, strategy, plan.initial)
+        _require_observations(run)
+    return run
+
+
+def audit(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
+    """`fedsim audit`: rounds, attacks beside them, scores, verdict, report."""
+    watch = watch or Silent()
+    began = time.perf_counter()
+    with _opened(spec, root) as (plan, run):
+        with _engine(spec):
+            _attack(plan, run, watch)
+        _require_observations(run)
+        conclude(run, seconds=time.perf_counter() - began, watch=watch)
+    return run
+
+
+def attack_captured(root: str | Path, *, watch: Watch | None = None) -> Run:
+    """The attacks on what a server captured, and no score: that takes the clients' vaults."""
+    spec = Run.open(root).spec
+    with _opened(spec, root) as (plan, run):
+        with _engine(spec):
+            _attack(plan, run, watch or Silent())
+        _require_observations(run)
+    return run
+
+
+def _attack(plan: Plan, run: Run, watch: Watch) -> None:
+    """The rounds that are missing, and beside them the attacks that are."""
+    spec = plan.spec
+    waiting = set(victims(spec))
+    pool = _pool(spec, run, watch)
+
+    def attack(round_: int, client: int) -> None:
+        if (round_, client) in waiting:
+            waiting.remove((round_, client))
+            for job in jobs_of(run, spec, [(round_, client)]):
+                drop_unusable(run, job)
+                pool.submit(after_lessons(run, spec, job))
+
+    def teach(round_: int) -> None:
+        for lesson in lessons_of(run, spec, [round_]):
+            pool.submit(lesson)
+
+    try:
+        strategy = _strategy(plan, run, watch, on_observation=attack, on_committed=teach)
+        for path in list_observations(run.observations):
+            # A round that was cut short left observations too, and is done again.
+            if address_of(path)[0] <= strategy.rounds_done and is_finite(path):
+                attack(*address_of(path))
+        for round_ in range(1, strategy.rounds_done + 1):
+            if round_ in observed_rounds(spec):
+                teach(round_)
+        with watch.running(spec.train.rounds, strategy.rounds_done):
+            if strategy.rounds_done < spec.train.rounds:
+                _refuse_to_simulate(run)
+                run_federation(spec, run, strategy, plan.initial, afterwards=pool.drain)
+            else:
+                pool.drain()
+    finally:
+        pool.close()
+
+
+def conclude(
+    run: Run,
+    *,
+    seconds: float | None = None,
+    watch: Watch | None = None,
+    redacted: bool = False,
+) -> Path:
+    """Scores, summary and report from what the run directory holds; the report's path."""
+    from fedsim.report import write_report
+
+    if run.deployed and not run.vault.is_dir():
+        raise RunError(
+            f"the truth of '{run.root}' is with its clients; gather their vaults: fedsim score "
+            f"{run.root} --vault DIR --vault DIR."
+        )
+    spec = run.spec
+    jobs = jobs_of(run, spec, victims(spec))
+    with (watch or Silent()).scoring():
+        if run.classes is not None and spec.audit.gallery:  # its server had no data set to look in
+            _note_skipped(run, spec)
+        identification = identification_of(spec)
+        scores = score_jobs(run, jobs, identification.gallery)
+        run.write_table("scores", scores, parquet=True)
+        labels = [label for label, _ in labelled_attacks(spec)]
+        failed = failures(jobs)
+        summary = {
+            "name": spec.name,
+            "spec_digest": spec.digest(),
+            "threat": spec.threat.model,
+            "oracle_labels": spec.threat.oracle_labels,
+            "verdicts": summarise(
+                scores, spec, labels, _ledgers(run, jobs), failed, identification.about
+            ),
+            "comparisons": compare(scores, labels, spec.seed),
+            "population": population(scores, BASELINE),
+            "over_rounds": over_rounds(scores, _rounds(run), spec.seed),
+            "failed_jobs": failed,
+            "events": run.events(),
+            "privacy": budgets(spec),
+            "unavailable": {
+                "lpips": _lpips_missing(spec),
+                "identified": identification.reason,
+            },
+            "versions": versions(),
+            "seconds": round(seconds, 1) if seconds is not None else _seconds_before(run),
+        }
+        write_json(run.root / "summary.json", summary)
+        return write_report(run, jobs, redacted=redacted)
+
+
+def _rounds(run: Run) -> pd.DataFrame:
+    """The rounds of the run; none where the observations came from elsewhere."""
+    try:
+        return run.rounds
+    except RunError:
+        return pd.DataFrame(columns=["round"])
+
+
+def _lpips_missing(spec: Spec) -> str | None:
+    side = spec.data.image_size
+    if side < SMALLEST:
+        return f"LPIPS looks at pictures of {SMALLEST} pixels and more, and these have {side}"
+    return lpips_unavailable()
+
+
+def versions() -> dict[str, str]:
+    names = ["fedsim", "torch", "timm", "flwr", "ray", "numpy", "scikit-image"]
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+@contextmanager
+def _opened(spec: Spec, root: str | Path) -> Iterator[tuple[Plan, Run]]:
+    """A run that nobody else works in, set right where it was damaged."""
+    Run(root).refuse_other(spec)  # before the slow checks
+    refuse_silence(spec.engine)
+    plan = prepare(spec, Run(root).classes)
+    with Run(root).locked():
+        run = Run.create(root, spec)
+        mend(run, spec)
+        if run.classes is None:
+            _note_skipped(run, spec)
+        yield plan, run
+
+
+def _strategy(plan: Plan, run: Run, watch: Watch, **calls: Any) -> AdversarialStrategy:
+    return AdversarialStrategy(
+        create_strategy(plan.spec),
+        plan.spec,
+        run,
+        plan.public,
+        rounds=observed_rounds(plan.spec),
+        on_round=watch.round_done,
+        **calls,
+        stop=threading.Event(),
+    )
+
+
+def _engine(spec: Spec) -> AbstractContextManager[None]:
+    return ray_session(spec.engine) if spec.engine.kind == "ray" else nullcontext()
+
+
+def _pool(spec: Spec, run: Run, watch: Watch) -> Pool:
+    handout = Handout(spec.threat, spec.seed, spec.engine.device, load_surrogate(spec))
+    kind = RayPool if spec.engine.kind == "ray" else InlinePool
+    return kind(spec, handout, watch, secrets_of(spec, run))
+
+
+def _refuse_to_simulate(run: Run) -> None:
+    if run.deployed:
+        raise RunError(
+            f"'{run.root}' is of clients elsewhere and some of its rounds are missing; go on with "
+            f"the `fedsim deploy` that began it."
+        )
+
+
+def _require_observations(run: Run) -> None:
+    if list_observations(run.observations):
+        return
+    reasons = [event["message"] for event in run.events()] or ["no client answered"]
+    raise RunError(f"no update was observed in any audited round: {reasons[0]}")
+
+
+def _note_skipped(run: Run, spec: Spec) -> None:
+    for split in ("train", "test") if spec.train.evaluate else ("train",):
+        skipped = images_of(spec.data, split).skipped
+        if skipped:
+            names = ", ".join(skipped[:3]) + (" ..." if len(skipped) > 3 else "")
+            words = "damaged picture was" if len(skipped) == 1 else "damaged pictures were"
+            run.note("pictures_skipped", f"{len(skipped)} {words} skipped: {names}")
+
+
+def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:
+    """What each attack read, over all its jobs."""
+    read: dict[str, list[str]] = {}
+    for job, result in results_of(jobs):
+        own = read.setdefault(job.label, [])
+        own += [field for field in result.ledger if field not in own]
+    for label, memory in memories(run, run.spec).items():  # what it learned from counts as well
+        for lesson in sorted(memory.glob("lesson-????.json")):
+            own = read.setdefault(label, [])
+            own += [f for f in read_json(lesson)["ledger"] if f not in own]
+    return read
+
+
+def _seconds_before(run: Run) -> float | None:
+    try:
+        return run.summary.get("seconds")
+    except FedsimError:  # there is none yet, or it is damaged
+        return None

@@ -1,0 +1,184 @@
+"""Cells: what a bench spec asks for. It is an ordinary spec with a section ``bench``:
+
+    bench:
+      defenses:
+        - {name: gaussian_noise, strengths: [{std: 0.01}, {std: 0.1}]}
+        - {name: batch size, levers: [train.batch_size=2, train.batch_size=8]}
+      utility: {train: {rounds: 8, upload: delta, local_epochs: 1, batch_size: 8}}
+      seeds: [0, 1]
+
+Every cell is an audit of its own, so that one federation's observations serve all attacks; its
+accuracy comes from a second federation under the same defense (``utility``), because what is
+attacked at its worst (one picture, first round) is not what one trains with. An attack that can
+adapt to a defense runs both ways, and the stronger of the two counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedsim.attacks import ATTACKS
+from fedsim.core.defense import Defense
+from fedsim.core.errors import SpecError
+from fedsim.core.registry import resolve
+from fedsim.core.spec import Component, Spec, load_spec, read_content
+from fedsim.defenses import create_defenses
+
+NAIVE = " naive"
+UNDEFENDED = "none"
+
+
+class Axis(BaseModel):
+    """One defense (or several together) at its strengths, mild first; or a lever of the spec."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    strengths: list[dict[str, Any]] = [{}]
+    with_: list[dict[str, Any]] = Field(default=[], alias="with")  # defenses that act before it
+    levers: list[str] = []  # overrides, as on the command line; then ``name`` is only a name
+
+
+class BenchSection(BaseModel):
+    """What is benchmarked beside the spec itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    defenses: list[Axis]
+    utility: dict[str, Any] = {}  # sections of the spec that differ where accuracy is measured
+    seeds: list[int] = [0]
+    target_accuracy: float | None = None  # rounds until it is reached are told
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One defense at one strength with one seed."""
+
+    defense: str
+    strength: str
+    seed: int
+    components: tuple[Component, ...] = ()
+    levers: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.defense} {self.strength}".strip()
+
+    @property
+    def folder(self) -> str:
+        return re.sub(r"[^\w.=-]+", "-", f"{self.label}-seed-{self.seed}")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A bench spec, checked."""
+
+    spec: Spec
+    section: BenchSection
+
+    def cells(self) -> Iterator[Cell]:
+        """Seed by seed, so that an interrupted bench has whole tables first."""
+        for seed in self.section.seeds:
+            yield Cell(UNDEFENDED, "", seed)
+            for axis in self.section.defenses:
+                for lever in axis.levers:
+                    yield Cell(axis.name, lever.partition("=")[2], seed, levers=(lever,))
+                for strength in [] if axis.levers else axis.strengths:
+                    before = [Component.model_validate(c) for c in axis.with_]
+                    own = Component.model_validate({**strength, "name": axis.name})
+                    yield Cell(axis.name, _told(strength), seed, (*before, own))
+
+    def attacked(self, cell: Cell) -> Spec:
+        """The federation that is attacked."""
+        return load_spec(self._content(cell), cell.levers)
+
+    def trained(self, cell: Cell) -> Spec:
+        """The federation whose accuracy counts."""
+        content = {**self._content(cell), "attacks": [], "audit": {}}
+        for section, changes in self.section.utility.items():
+            content[section] = {**content[section], **changes}
+        return load_spec(content, cell.levers)
+
+    def _content(self, cell: Cell) -> dict[str, Any]:
+        changes = {
+            "defenses": list(cell.components),
+            "seed": cell.seed,
+            "name": cell.label,
+            "attacks": list(both_ways(self.spec.attacks, cell.components)),
+            # Cells are what runs side by side; each is done in one process.
+            "engine": self.spec.engine.model_copy(update={"kind": "inline"}),
+        }
+        return self.spec.model_copy(update=changes).model_dump(mode="json", by_alias=True)
+
+
+def load_bench(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Bench:
+    """Read a bench spec and check every cell of it."""
+    content = read_content(source, overrides)
+    if "bench" not in content:
+        raise SpecError("a bench spec has a section 'bench' that lists defenses; this has none.")
+    try:
+        section = BenchSection.model_validate(content.pop("bench"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SpecError(f"bench.{where}: {first['msg']}.") from error
+    bench = Bench(load_spec(content), section)
+    if bench.spec.defenses:
+        raise SpecError("a bench lists its defenses under bench.defenses, not under defenses.")
+    for part, changes in section.utility.items():
+        if not isinstance(getattr(bench.spec, part, None), BaseModel):
+            raise SpecError(f"bench.utility: '{part}' is no section of a spec.")
+        if not isinstance(changes, dict):
+            raise SpecError(f"bench.utility.{part}: list what differs there, as in a spec.")
+    for cell in _cells(bench):
+        create_defenses(list(cell.components))
+        bench.attacked(cell)
+        bench.trained(cell)
+    return bench
+
+
+def _cells(bench: Bench) -> Iterator[Cell]:
+    """The cells of a bench that was not checked yet."""
+    try:
+        yield from bench.cells()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SpecError(f"bench.defenses: a defense's '{where}': {first['msg']}.") from error
+
+
+def both_ways(attacks: Iterable[Component], components: Iterable[Component]) -> Iterator[Component]:
+    """Attacks as they are, and once more as if they knew of no defense, where that can differ."""
+    defenses = create_defenses(list(components))
+    countered = any(type(defense).counter is not Defense.counter for defense in defenses)
+    for attack in attacks:
+        yield attack
+        if countered and "adaptive" not in attack.params and _adapts(attack):
+            told = attack.model_dump(mode="json", exclude_none=True)
+            title = f"{attack.short_name}{NAIVE}"
+            yield Component.model_validate({**told, "title": title, "adaptive": False})
+
+
+def _adapts(attack: Component) -> bool:
+    fields = dataclasses.fields(resolve("attack", ATTACKS, attack.name))
+    return any(field.name == "adaptive" for field in fields)
+
+
+def _told(strength: Mapping[str, Any]) -> str:
+    """A strength in a word or two: its numbers."""
+    parts = []
+    for key, value in strength.items():
+        if value is True:
+            parts.append(key)
+        elif isinstance(value, list):
+            parts.append("+".join(map(str, value)))
+        else:
+            parts.append(f"{key} {value}")
+    return " ".join(parts)

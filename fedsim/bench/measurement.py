@@ -1,0 +1,176 @@
+"""Measuring: every cell that is missing, in this process or side by side on Ray, then the report.
+
+A cell writes its own directories, ``DIR/cells/CELL`` and ``DIR/utility/CELL``, and is resumed like
+any run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import ray
+
+from fedsim.audit.stages import audit, federate
+from fedsim.bench.cells import Bench, Cell
+from fedsim.bench.table import aggregate, as_markdown
+from fedsim.campaign.plan import prepare
+from fedsim.cluster.local import ATTACK_RESOURCE
+from fedsim.cluster.session import ray_session, worker_gpus
+from fedsim.core.device import threads
+from fedsim.core.errors import FedsimError, RunError, SpecError
+from fedsim.core.files import write_atomically, write_json
+from fedsim.core.observation import list_observations, read_observation
+from fedsim.core.run import Run
+from fedsim.defenses import create_defenses
+from fedsim.scoring.budgets import budgets
+
+Told = Callable[[int, int, str], None]  # cells done, of how many, which
+
+# What the table takes over from scores.csv, a line for each reconstructed picture.
+SCORES = (
+    *("attack", "round", "client", "image", "trial", "seconds"),
+    *("mse", "psnr", "psnr_registered", "ssim", "lpips", "fft2d"),
+    *("identified", "label_true", "label_recovered"),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One cell: every picture's scores, what each attack came to, and what the defense costs."""
+
+    pictures: pd.DataFrame
+    outcomes: pd.DataFrame  # a row an attack: its verdict, and the cell's cost
+
+
+def conduct(
+    bench: Bench, root: str | Path, *, progress: Told = lambda done, total, cell: None
+) -> pd.DataFrame:
+    """`fedsim bench`: every cell that is missing, then table, frontier and report."""
+    from fedsim.bench.report import write_bench_report
+
+    root = Path(root)
+    cells = list(bench.cells())
+    for cell in cells:
+        prepare(bench.attacked(cell))
+    _claim(root, bench)
+    done: dict[Cell, Measured] = {}
+    progress(0, len(cells), "starting")
+    for cell, measured in _each(bench, cells, root.absolute()):
+        done[cell] = measured
+        progress(len(done), len(cells), cell.label)
+    pictures = pd.concat([done[cell].pictures for cell in cells], ignore_index=True)
+    outcomes = pd.concat([done[cell].outcomes for cell in cells], ignore_index=True)
+    table = aggregate(pictures, outcomes)
+    for name, frame in (("pictures", pictures), ("cells", outcomes), ("table", table)):
+        write_atomically(root / f"{name}.csv", frame.to_csv(index=False).encode())
+    write_atomically(root / "table.md", as_markdown(table).encode())
+    write_bench_report(bench, root, table, as_markdown(table))
+    return table
+
+
+def _each(bench: Bench, cells: list[Cell], root: Path) -> Iterator[tuple[Cell, Measured]]:
+    """Every cell with what was measured, as they finish."""
+    engine = bench.spec.engine
+    if engine.kind == "inline":
+        for cell in cells:
+            yield cell, measure(bench, cell, root)
+        return
+    with ray_session(engine):
+        task = ray.remote(_measure_elsewhere).options(
+            num_cpus=0,
+            num_gpus=worker_gpus(engine),
+            resources={ATTACK_RESOURCE: 1},
+            max_retries=engine.retries,
+        )
+        cpus = engine.cpus or os.cpu_count() or 1
+        share = max(1, cpus // engine.attack_workers)
+        waiting = {task.remote(bench, cell, root, share): cell for cell in cells}
+        while waiting:
+            finished, _ = ray.wait(list(waiting), timeout=0.5)  # so that Ctrl-C gets through
+            for future in finished:
+                cell = waiting.pop(future)
+                yield cell, _fetched(future, cell)
+
+
+def _measure_elsewhere(bench: Bench, cell: Cell, root: Path, share: int) -> Measured | str:
+    """In a Ray worker; an error meant for the user comes back as its sentence."""
+    with threads(share):
+        try:
+            return measure(bench, cell, root)
+        except FedsimError as error:
+            return str(error)
+
+
+def _fetched(future: Any, cell: Cell) -> Measured:
+    try:
+        found: Measured | str = ray.get(future)
+    except ray.exceptions.RayError as error:
+        first = str(error).strip().splitlines()[-1]
+        raise RunError(f"the cell '{cell.label}' could not be done: {first}") from error
+    if isinstance(found, str):
+        raise RunError(f"the cell '{cell.label}': {found}")
+    return found
+
+
+def measure(bench: Bench, cell: Cell, root: Path) -> Measured:
+    """One cell, from its directories where it is done already."""
+    run = Run(root / "cells" / cell.folder)
+    if not (run.root / "summary.json").is_file():
+        audit(bench.attacked(cell), run.root)
+    trained = run
+    if bench.section.utility:
+        trained = Run(root / "utility" / cell.folder)
+        federate(bench.trained(cell), trained.root)
+    about: dict[str, Any] = {"defense": cell.defense, "strength": cell.strength, "seed": cell.seed}
+    cost = _cost(trained, bench.section.target_accuracy)
+    outcomes = [
+        {**about, "attack": v["attack"], "verdict": v["verdict"], **cost}
+        for v in run.summary["verdicts"]
+    ]
+    pictures = run.scores[list(SCORES)]
+    for at, (name, value) in enumerate(about.items()):
+        pictures.insert(at, name, value)
+    return Measured(pictures, pd.DataFrame(outcomes))
+
+
+def _cost(run: Run, target: float | None) -> dict[str, Any]:
+    """Accuracy at the end, and what a round takes."""
+    rounds, spec = run.rounds, run.spec
+    accuracy = rounds["test_accuracy"]
+    reached = (
+        rounds.loc[accuracy >= target, "round"] if target is not None else pd.Series(dtype=int)
+    )
+    promised = [budget["epsilon"] for budget in budgets(spec) if budget["epsilon"] is not None]
+    return {
+        "accuracy": float(accuracy.iloc[-1]) if accuracy.notna().any() else None,
+        "rounds_to_target": int(reached.iloc[0]) if len(reached) else None,
+        "bytes_a_round": int(rounds["bytes"].mean()),
+        "upload_bytes": _upload_bytes(run),
+        "round_seconds": float(rounds["seconds"].median()),
+        "epsilon": min(promised) if promised else None,
+    }
+
+
+def _upload_bytes(run: Run) -> int:
+    """One upload, written as tightly as the defenses allow."""
+    update = read_observation(list_observations(run.observations)[-1]).update
+    sizes = [defense.encoded_bytes(update) for defense in create_defenses(run.spec.defenses)]
+    return min([update.nbytes(), *[size for size in sizes if size is not None]])
+
+
+def _claim(root: Path, bench: Bench) -> None:
+    """Another bench's directory is refused."""
+    about = {
+        "spec": bench.spec.model_dump(mode="json", exclude={"engine"}),
+        "bench": bench.section.model_dump(mode="json", by_alias=True),
+    }
+    path = root / "bench.json"
+    if path.is_file() and json.loads(path.read_text()) != json.loads(json.dumps(about)):
+        raise SpecError(f"'{root}' already holds another bench; give another directory.")
+    write_json(path, about)

@@ -1,0 +1,162 @@
+"""The table of a benchmark: over seeds and pictures, with intervals; what no other cell beats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedsim.bench.cells import NAIVE
+from fedsim.core.attack import BASELINE
+from fedsim.scoring.statistics import bootstrap
+from fedsim.scoring.verdict import RECOVERED_DB
+
+CELL = ["defense", "strength"]
+KEYS = [*CELL, "attack"]
+METRICS = ("mse", "psnr", "psnr_registered", "ssim", "lpips", "fft2d", "identified")
+
+
+def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
+    """One row a defense, strength and attack; of an attack that ran both ways, the stronger."""
+    ways = []
+    for (defense, strength, attack), own in outcomes.groupby(KEYS, sort=False):
+        if attack == BASELINE:
+            continue
+        here = pictures[
+            (pictures["defense"] == defense)
+            & (pictures["strength"] == strength)
+            & (pictures["attack"] == attack)
+        ]
+        ways.append(
+            {
+                "defense": defense,
+                "strength": strength,
+                "attack": str(attack).removesuffix(NAIVE),
+                "adaptive": not str(attack).endswith(NAIVE),
+                **_leakage(here),
+                **_cost(own),
+            }
+        )
+    both = pd.DataFrame(ways)
+    rank = both.assign(psnr=both["psnr"].astype(float).fillna(-np.inf))  # declined: comes last
+    chosen = both.loc[rank.groupby(KEYS, sort=False)["psnr"].idxmax()]
+    index = pd.MultiIndex.from_frame(chosen[KEYS])
+    by_way = {
+        f"psnr_{name}": both[both["adaptive"] == way]
+        .set_index(KEYS)["psnr"]
+        .reindex(index)
+        .to_numpy()
+        for name, way in (("naive", False), ("adaptive", True))
+    }
+    return chosen.assign(**by_way).drop(columns="adaptive").reset_index(drop=True)
+
+
+def _leakage(own: pd.DataFrame) -> dict[str, Any]:
+    """Means over pictures and seeds; the interval resamples victims."""
+    nothing = {"pictures": 0, **dict.fromkeys(METRICS)}
+    if own.empty:
+        return {**nothing, "psnr_low": None, "psnr_high": None, "recovered": 0.0}
+    means = {
+        name: float(own[name].astype(float).mean()) if own[name].notna().any() else None
+        for name in METRICS
+    }
+    victims = own.assign(round=own["seed"].astype(str) + "/" + own["round"].astype(str))
+    low, high = bootstrap(victims, "psnr", seed=0)
+    jobs = own.groupby(["seed", "round", "client", "trial"])["seconds"].first()
+    return {
+        "pictures": len(own),
+        **means,
+        "psnr_low": low,
+        "psnr_high": high,
+        "psnr_worst": float(own["psnr"].max()),
+        "recovered": float((own["psnr"] >= RECOVERED_DB).mean()),
+        "labels": float((own["label_true"] == own["label_recovered"]).mean()),
+        "attack_seconds": float(jobs.sum()),
+    }
+
+
+def _cost(own: pd.DataFrame) -> dict[str, Any]:
+    """Over seeds: the mean accuracy with its least and largest, and means of the rest."""
+    accuracy = own["accuracy"].astype(float)
+    means = {
+        name: float(own[name].astype(float).mean()) if own[name].notna().any() else None
+        for name in ("rounds_to_target", "bytes_a_round", "upload_bytes", "round_seconds")
+    }
+    epsilon = own["epsilon"].astype(float)
+    return {
+        "seeds": int(own["seed"].nunique()),
+        "accuracy": float(accuracy.mean()) if accuracy.notna().any() else None,
+        "accuracy_low": float(accuracy.min()) if accuracy.notna().any() else None,
+        "accuracy_high": float(accuracy.max()) if accuracy.notna().any() else None,
+        **means,
+        "epsilon": float(epsilon.max()) if epsilon.notna().any() else None,
+    }
+
+
+def by_cell(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """One entry a defense and strength: the strongest attack's leakage, the accuracy, and whether
+    no other cell beats it in both."""
+    rank = table.assign(ssim=table["ssim"].astype(float).fillna(-np.inf))
+    strongest = table.loc[rank.groupby(CELL, sort=False)["ssim"].idxmax()]
+    columns = [*CELL, "attack", "psnr", "ssim", "recovered", "accuracy", "upload_bytes"]
+    cells: list[dict[str, Any]] = [
+        {str(k): v for k, v in row.items()} for row in strongest[columns].to_dict("records")
+    ]
+    front = pareto(
+        np.array([c["accuracy"] for c in cells], dtype=float),
+        np.array([c["ssim"] for c in cells], dtype=float),
+    )
+    for cell, best in zip(cells, front.tolist(), strict=True):
+        cell["accuracy"] = None if pd.isna(cell["accuracy"]) else float(cell["accuracy"])
+        cell["front"] = best
+    return cells
+
+
+def pareto(accuracy: np.ndarray, leakage: np.ndarray) -> np.ndarray:
+    """Which cells no other beats in both: at least as accurate and leaking at most as much."""
+    front = []
+    for a, s in zip(accuracy, leakage, strict=True):
+        better = (accuracy >= a) & (leakage <= s) & ((accuracy > a) | (leakage < s))
+        front.append(not bool(better.any()))
+    return np.array(front, dtype=bool)
+
+
+def as_markdown(table: pd.DataFrame) -> str:
+    """Defenses down, attacks across: PSNR of the stronger way with its interval, naive in
+    brackets; then what the defense costs."""
+    attacks = list(dict.fromkeys(table["attack"]))
+    head = ["defense", "strength", *[f"{a}, dB" for a in attacks]]
+    head += ["recovered", "accuracy", "KB a client", "epsilon"]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for (defense, strength), own in table.groupby(CELL, sort=False):
+        cells = own.set_index("attack")
+        shown = [_leaked(cells.loc[a]) if a in cells.index else "declined" for a in attacks]
+        first = own.iloc[0]
+        recovered = f"{100 * own['recovered'].max():.0f} %"
+        size = f"{first['upload_bytes'] / 1024:.0f}"
+        epsilon = "" if pd.isna(first["epsilon"]) else f"{first['epsilon']:.3g}"
+        words = [str(defense), str(strength), *shown, recovered, _accuracy(first), size, epsilon]
+        lines.append(f"| {' | '.join(words)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _leaked(row: pd.Series) -> str:
+    if pd.isna(row["psnr"]):
+        return "declined"
+    interval = f" [{row['psnr_low']:.1f}, {row['psnr_high']:.1f}]"
+    if row["psnr_low"] == row["psnr_high"]:
+        interval = ""
+    if pd.isna(row["psnr_naive"]):
+        return f"{row['psnr']:.1f}{interval}"
+    adaptive = "–" if pd.isna(row["psnr_adaptive"]) else f"{row['psnr_adaptive']:.1f}"
+    return f"{adaptive} ({row['psnr_naive']:.1f}){interval}"
+
+
+def _accuracy(row: pd.Series) -> str:
+    if pd.isna(row["accuracy"]):
+        return ""
+    mean = f"{100 * row['accuracy']:.0f} %"
+    if row["seeds"] == 1:
+        return mean
+    return f"{mean} ({100 * row['accuracy_low']:.0f} to {100 * row['accuracy_high']:.0f})"

@@ -1,0 +1,2 @@
+"""The campaign: from observations to reconstructions. The plan of a spec, its jobs, and the
+pools of workers that do them, here or on nodes that do not see this disk."""

@@ -1,0 +1,67 @@
+"""Oracles: what a threat model grants of the truth itself, read by the testbed, never by an attack.
+
+True labels and the batch's own BatchNorm statistics are knowledge like any other: handed over
+in the View where the threat section grants them, and named in the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.campaign.jobs import Job, Secrets, announced_model
+from fedsim.core.knowledge import Statistics, granted_by
+from fedsim.core.models import batchnorm_names
+from fedsim.core.observation import Observation, read_observation
+from fedsim.core.run import Run
+from fedsim.core.spec import Spec
+from fedsim.core.vault import Truth, Vault
+
+
+def secrets_of(spec: Spec, run: Run) -> Callable[[Job], Secrets]:
+    """Looks up, job by job, what of the truth the threat model grants."""
+    return partial(_secrets, spec, Vault(run.vault))
+
+
+def _secrets(spec: Spec, vault: Vault, job: Job) -> Secrets:
+    granted = granted_by(spec.threat)
+    if not granted & {"oracle_labels", "batch_statistics"}:
+        return Secrets()
+    truth = vault.read(job.round, job.client)
+    return Secrets(
+        labels=truth.labels if "oracle_labels" in granted else None,
+        statistics=_statistics(job, truth) if "batch_statistics" in granted else None,
+    )
+
+
+def _statistics(job: Job, truth: Truth) -> Statistics | None:
+    """Of a single-gradient update; several steps have no one batch."""
+    if len(truth.batches) > 1:
+        return None
+    return batch_statistics(read_observation(job.observation), truth)
+
+
+def batch_statistics(observation: Observation, truth: Truth) -> Statistics | None:
+    """Mean and (unbiased) variance of the client's batch before every BatchNorm layer."""
+    public = observation.public
+    model = announced_model(public)
+    names = batchnorm_names(model)
+    if not names:
+        return None
+    model.load_state_dict(observation.weights)
+    model.train(public.protocol.mode == "train")
+    found: Statistics = {}
+
+    def listen(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        values = inputs[0].transpose(0, 1).flatten(1)
+        found[name] = (values.mean(1), values.var(1))
+
+    for name in names:
+        model.get_submodule(name).register_forward_pre_hook(partial(listen, name))
+    images, _ = truth.replay()[0]
+    with torch.no_grad():
+        model(public.protocol.normalise(images))
+    return found

@@ -1,0 +1,259 @@
+"""Jobs: one attack on one observation in one trial, or one lesson of an attack that learns.
+
+What it is, where its result goes, what it is handed, and how it is done here and now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.attacks import create_attack
+from fedsim.attacks.generators import load_generator
+from fedsim.core.attack import Learner, Lesson, Progress, Reconstruction, no_progress
+from fedsim.core.defense import Informed
+from fedsim.core.device import resolve_device
+from fedsim.core.errors import AttackError, NotGranted
+from fedsim.core.knowledge import Statistics, Traffic, View, granted_by, sealed
+from fedsim.core.models import build_architecture
+from fedsim.core.notebook import Notebook
+from fedsim.core.observation import (
+    Observation,
+    Public,
+    address_of,
+    is_finite,
+    list_observations,
+    observation_name,
+    read_observation,
+)
+from fedsim.core.prior_networks import load_prior
+from fedsim.core.spec import Component, ModelSpec, ThreatSpec
+from fedsim.defenses import create_defenses
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attack on one observation, in one trial."""
+
+    observations: Path  # the folder of the observations
+    results: Path  # the folder of the reconstructions
+    round: int
+    client: int
+    attack: Component
+    label: str  # the attack's name in tables; unique in a run
+    trial: int
+    requires: Path | None = None  # the result of another job that comes first
+    memory: Path | None = None  # what the attack has learned
+
+    @property
+    def victim(self) -> str:
+        return observation_name(self.round, self.client)
+
+    @property
+    def name(self) -> str:
+        return f"{self.label} on {self.victim}, trial {self.trial}"
+
+    @property
+    def observation(self) -> Path:
+        return self.observations / f"{self.victim}.json"
+
+    @property
+    def result(self) -> Path:
+        return self.results / self.label / f"{self.victim}-trial-{self.trial}.safetensors"
+
+    @property
+    def notebook(self) -> Path:
+        """Where a long attack keeps its state, to go on from after a crash."""
+        return self.result.with_suffix(".unfinished.safetensors")
+
+    @property
+    def failure(self) -> Path:
+        return self.result.with_suffix(".failed.json")
+
+    def seed(self, seed: int) -> int:
+        text = f"{seed} {self.label} {self.round} {self.client} {self.trial}".encode()
+        return int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
+
+
+@dataclass(frozen=True)
+class LessonJob:
+    """One lesson of a learner: on the observations of all rounds up to ``round``."""
+
+    observations: Path
+    memory: Path
+    attack: Component
+    label: str
+    lesson: int  # from 1
+    round: int
+    requires: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return f"lesson {self.lesson} of {self.label}"
+
+    @property
+    def result(self) -> Path:
+        return self.memory / f"lesson-{self.lesson:04d}.json"
+
+    @property
+    def failure(self) -> Path:
+        return self.result.with_suffix(".failed.json")
+
+    def seed(self, seed: int) -> int:
+        text = f"{seed} {self.memory.name}".encode()
+        return int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
+
+
+AnyJob = Job | LessonJob
+
+
+@dataclass(frozen=True)
+class Handout:
+    """What the testbed hands an attack beside the observation: as the threat model grants it."""
+
+    threat: ThreatSpec
+    seed: int
+    device: str
+    surrogate: Tensor | None = None
+
+    @property
+    def granted(self) -> frozenset[str]:
+        return granted_by(self.threat)
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What of the truth the threat model grants on one observation."""
+
+    labels: Tensor | None = None
+    statistics: Statistics | None = None
+
+
+def countered(observation: Observation, model: nn.Module) -> Informed:
+    """The update after every declared defense was countered, the last one first."""
+    declared = [Component.model_validate(d) for d in observation.public.defenses]
+    seen = Informed(observation.update)
+    for defense in reversed(create_defenses(declared)):
+        seen = defense.counter(seen, model)
+    return seen
+
+
+def announced_model(public: Public) -> nn.Module:
+    """The architecture the federation agreed on, without weights, declared defenses included."""
+    model = build_architecture(
+        ModelSpec.model_validate(public.architecture),
+        image_size=public.image_size,
+        num_classes=public.num_classes,
+    )
+    for defense in create_defenses([Component.model_validate(d) for d in public.defenses]):
+        model = defense.prepare_model(model)
+    return model
+
+
+def traffic_of(
+    observations: Path, handout: Handout, until: int, seed: int, ledger: list[str] | None = None
+) -> Traffic:
+    """The observations of all rounds up to ``until``, without those that are not finite."""
+    paths = [path for path in list_observations(observations) if address_of(path)[0] <= until]
+    addresses = tuple(address_of(path) for path in paths if is_finite(path))
+
+    def open_(round_: int, client: int) -> View:
+        path = observations / f"{observation_name(round_, client)}.json"
+        own = seed ^ (round_ << 20) ^ client
+        return _view(read_observation(path), handout, seed=own, ledger=ledger)
+
+    return Traffic(addresses, open_)
+
+
+def _view(observation: Observation, handout: Handout, **own: Any) -> View:
+    """What the threat model grants on one observation, but for what is ``own`` to one attack."""
+    prior, generator = handout.threat.prior, handout.threat.generator
+    side = observation.public.image_size
+    return View(
+        observation,
+        handout.granted,
+        architecture=lambda: announced_model(observation.public),
+        counter=partial(countered, observation),
+        surrogate=handout.surrogate,
+        prior=partial(load_prior, prior) if prior is not None else None,
+        generator=partial(load_generator, generator, image_size=side) if generator else None,
+        **own,
+    )
+
+
+def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) -> Lesson:
+    """Give one lesson here and now."""
+    attack = create_attack(job.attack.name, **job.attack.params)
+    assert isinstance(attack, Learner)
+    if "traffic" not in handout.granted:
+        raise NotGranted(f"{job.name} needs the traffic, which the threat model does not grant.")
+    seed, ledger = job.seed(handout.seed), list[str]()
+    traffic = traffic_of(job.observations, handout, job.round, seed, ledger)
+    began = time.perf_counter()
+    with sealed():
+        lesson = attack.learn(
+            traffic,
+            job.lesson,
+            job.memory,
+            seed=seed,
+            device=resolve_device(handout.device),
+            progress=progress,
+        )
+    lesson.seconds = time.perf_counter() - began
+    lesson.ledger = ["traffic", *[name for name in ledger if name != "traffic"]]
+    return lesson
+
+
+def perform(
+    job: Job, handout: Handout, secrets: Secrets, progress: Progress = no_progress
+) -> Reconstruction:
+    """Run one job here and now."""
+    observation = read_observation(job.observation)
+    seed, ledger = job.seed(handout.seed), list[str]()
+    view = _view(
+        observation,
+        handout,
+        oracle_labels=secrets.labels,
+        batch_statistics=secrets.statistics,
+        traffic=partial(traffic_of, job.observations, handout, job.round, seed, ledger),
+        notebook=Notebook(job.notebook),
+        memory=job.memory,
+        ledger=ledger,
+        seed=seed,
+    )
+    attack = create_attack(job.attack.name, **job.attack.params)
+    began = time.perf_counter()
+    with sealed():
+        result = attack.reconstruct(view, device=resolve_device(handout.device), progress=progress)
+    result.seconds = time.perf_counter() - began
+    result.ledger, result.observation = view.ledger, observation.checksum
+    _check(result, observation)
+    return result
+
+
+def _check(result: Reconstruction, observation: Observation) -> None:
+    side = observation.public.image_size
+    shape = tuple(result.images.shape)
+    if len(shape) != 4 or shape[1:] != (3, side, side):
+        raise AttackError(
+            f"the attack returned images of shape {shape}, not (B, 3, {side}, {side})"
+        )
+    if not bool(torch.isfinite(result.images).all()):
+        raise AttackError("the attack returned pixels that are not finite.")
+    result.images = result.images.detach().cpu().float().clamp(0, 1)
+
+
+def work(
+    job: AnyJob, handout: Handout, secrets: Secrets, progress: Progress = no_progress
+) -> Reconstruction | Lesson:
+    """Do a job of either kind."""
+    if isinstance(job, LessonJob):
+        return teach(job, handout, progress)
+    return perform(job, handout, secrets, progress)

@@ -1,0 +1,254 @@
+"""Planning: what a spec asks for, checked before a round runs: attacks, victims, jobs, lessons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.attacks import create_attack
+from fedsim.attacks.generators import generator_metadata, load_generator, takes_labels
+from fedsim.attacks.gias import Gias
+from fedsim.campaign.jobs import Job, LessonJob
+from fedsim.clients.data.datasets import load_images
+from fedsim.clients.shards import check_shards, images_of
+from fedsim.core.attack import BASELINE, Attack, Learner
+from fedsim.core.device import resolve_device
+from fedsim.core.errors import NotGranted, SpecError
+from fedsim.core.knowledge import FIELDS, THREATS, granted_by
+from fedsim.core.models import build_model
+from fedsim.core.observation import Public
+from fedsim.core.prior_networks import load_prior
+from fedsim.core.run import Run
+from fedsim.core.spec import Component, DataSpec, Spec
+from fedsim.defenses import create_defenses
+from fedsim.federation.strategy import create_strategy
+
+SURROGATE_LIMIT = 512
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A spec that was checked against everything it names, and the model it starts from."""
+
+    spec: Spec
+    public: Public
+    initial: dict[str, Tensor]
+
+
+def prepare(spec: Spec, classes: int | None = None) -> Plan:
+    """Find every mistake that can be found before a round runs.
+
+    With the number of ``classes`` the data set is not opened: its clients have it, each a part.
+    """
+    for _, component in labelled_attacks(spec):
+        check_needs(component, spec)
+    defenses = create_defenses(spec.defenses)
+    create_strategy(spec)
+    resolve_device(spec.engine.device)
+    if classes is None:
+        classes = len(images_of(spec.data, "train").classes)
+        check_shards(spec)
+    _check_surrogate(spec)
+    _check_prior(spec)
+    _check_generator(spec, classes)
+    for _, component in labelled_attacks(spec):
+        _check_lessons(component, spec)
+    model = build_model(
+        spec.model, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed
+    )
+    for defense in defenses:
+        model = defense.prepare_model(model)
+    initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return Plan(spec, Public.of(spec, classes), initial)
+
+
+def check_needs(component: Component, spec: Spec) -> None:
+    """Refuse an attack that needs what the threat model does not grant."""
+    attack = create_attack(component.name, **component.params)
+    granted, needs = granted_by(spec.threat), needs_of(attack)
+    lacking = sorted(needs - granted)
+    if lacking:
+        enough = [t.letter for t in THREATS.values() if needs <= t.grants]
+        advice = f"; threat {enough[0]} does" if enough else ""
+        raise NotGranted(
+            f"the attack '{component.name}' needs {', '.join(lacking)} ({FIELDS[lacking[0]]}), "
+            f"which threat {spec.threat.model} does not grant{advice}."
+        )
+
+
+def needs_of(attack: Attack) -> frozenset[str]:
+    """What an attack cannot do without; a learner cannot without the traffic."""
+    return attack.needs | ({"traffic"} if isinstance(attack, Learner) else frozenset())
+
+
+def labelled_attacks(spec: Spec) -> list[tuple[str, Component]]:
+    """The spec's attacks with a name of their own each, and the baseline where it is granted."""
+    labelled: list[tuple[str, Component]] = []
+    for component in spec.attacks:
+        short = component.short_name
+        taken = [label for label, _ in labelled]
+        count = sum(1 for label in taken if label == short or label.startswith(f"{short}-"))
+        labelled.append((f"{short}-{count + 1}" if count else short, component))
+    baseline = Component(name=BASELINE)
+    grants = granted_by(spec.threat)
+    if BASELINE not in [label for label, _ in labelled] and "image_size" in grants:
+        labelled.append((BASELINE, baseline))
+    return labelled
+
+
+def victims(spec: Spec) -> list[tuple[int, int]]:
+    """Which (round, client) are attacked: spread over the rounds, by seed, before any result."""
+    orders = []
+    for round_ in spec.audited_rounds:
+        coin = np.random.default_rng([spec.seed, 11, round_])
+        orders.append([(round_, int(c)) for c in coin.permutation(spec.cohort(round_))])
+    wanted = spec.audit.victims or sum(len(order) for order in orders)
+    spread = [order[i] for i in range(spec.cohort_size) for order in orders]
+    return sorted(spread[:wanted])
+
+
+def jobs_of(run: Run, spec: Spec, chosen: Iterable[tuple[int, int]]) -> list[Job]:
+    """Every job of these victims, attack by attack."""
+    chosen = list(chosen)
+    return [
+        Job(
+            run.observations.absolute(),
+            run.reconstructions.absolute(),
+            round_,
+            client,
+            component,
+            label,
+            trial,
+        )
+        for label, component in labelled_attacks(spec)
+        for round_, client in chosen
+        for trial in range(1 if label == BASELINE else spec.audit.trials)
+    ]
+
+
+def after_lessons(run: Run, spec: Spec, job: Job) -> Job:
+    """The job with the memory of its attack, and the last lesson it needs, if it learns."""
+    attack = create_attack(job.attack.name, **job.attack.params)
+    if not isinstance(attack, Learner):
+        return job
+    memory = run.learned.absolute() / attack.learner
+    number = max(1, attack.lessons_before(len(observed_rounds(spec))))
+    lesson = LessonJob(job.observations, memory, job.attack, job.label, number, job.round)
+    return replace(job, memory=memory, requires=lesson.result)
+
+
+def learners(spec: Spec) -> dict[str, tuple[str, Component]]:
+    """The memories that this spec's attacks need: of each the label and attack that fills it."""
+    found: dict[str, tuple[str, Component]] = {}
+    for label, component in labelled_attacks(spec):
+        attack = create_attack(component.name, **component.params)
+        if isinstance(attack, Learner):
+            found.setdefault(attack.learner, (label, component))
+    return found
+
+
+def memories(run: Run, spec: Spec) -> dict[str, Path]:
+    """The memory of every attack that learns, by its label; none where there is no such folder."""
+    if not run.learned.is_dir():
+        return {}
+    found = {}
+    for label, component in labelled_attacks(spec):
+        attack = create_attack(component.name, **component.params)
+        if isinstance(attack, Learner):
+            found[label] = run.learned / attack.learner
+    return found
+
+
+def observed_rounds(spec: Spec) -> list[int]:
+    """The rounds whose observations are kept: the attacked ones, and all where an attack uses
+    the traffic between them."""
+    attacks = [create_attack(c.name, **c.params) for _, c in labelled_attacks(spec)]
+    if any("traffic" in needs_of(attack) for attack in attacks):
+        return list(range(1, spec.train.rounds + 1))
+    return spec.audited_rounds
+
+
+def lessons_of(run: Run, spec: Spec, rounds: Iterable[int]) -> list[LessonJob]:
+    """The lessons that follow these rounds, of every learner."""
+    observed = observed_rounds(spec)
+    jobs = []
+    for name, (label, component) in learners(spec).items():
+        memory = run.learned.absolute() / name
+        for round_ in rounds:
+            lesson = observed.index(round_) + 1
+            job = LessonJob(run.observations.absolute(), memory, component, label, lesson, round_)
+            if lesson > 1:
+                job = replace(job, requires=replace(job, lesson=lesson - 1).result)
+            jobs.append(job)
+    return jobs
+
+
+def load_surrogate(spec: Spec) -> Tensor | None:
+    """Images of the attacker's own, where the threat model grants them and the spec names them."""
+    source = spec.threat.surrogate
+    if source is None:
+        return None
+    data = DataSpec(name=source.name, path=source.path, image_size=spec.data.image_size)
+    images = load_images(data, "train")
+    return torch.stack([images.image(i) for i in range(min(len(images), SURROGATE_LIMIT))])
+
+
+def _check_surrogate(spec: Spec) -> None:
+    source = spec.threat.surrogate
+    if source is None:
+        return
+    if "surrogate" not in granted_by(spec.threat):
+        raise SpecError(f"threat {spec.threat.model} grants no surrogate data; threat D does.")
+    if (source.name, source.path) == (spec.data.name, spec.data.path):
+        raise SpecError("threat.surrogate is the clients' own data; give the attacker other data.")
+
+
+def _check_prior(spec: Spec) -> None:
+    if spec.threat.prior is None:
+        return
+    if "priors" not in granted_by(spec.threat):
+        raise SpecError(f"threat {spec.threat.model} grants no prior network; threat D does.")
+    load_prior(spec.threat.prior)
+
+
+def _check_generator(spec: Spec, classes: int) -> None:
+    source = spec.threat.generator
+    attacks = [create_attack(c.name, **c.params) for _, c in labelled_attacks(spec)]
+    for attack in attacks:
+        if isinstance(attack, Gias):
+            attack.check(spec.data.image_size)
+        if source is None and "generator" in attack.needs:
+            raise SpecError(
+                "an attack needs a trained generator; say where it is: "
+                "threat.generator.checkpoint=FILE."
+            )
+    if source is None:
+        return
+    if "generator" not in granted_by(spec.threat):
+        raise SpecError(f"threat {spec.threat.model} grants no generator; threat D does.")
+    generator = load_generator(source, image_size=spec.data.image_size)
+    known = int(getattr(generator, "num_classes", 0) or 0)
+    if takes_labels(generator) and known < classes:
+        raise SpecError(f"the generator knows {known} classes and the clients have {classes}.")
+    trained_on = generator_metadata(Path(source.checkpoint)).get("trained_on")
+    if trained_on == {"name": spec.data.name, "path": spec.data.path}:
+        raise SpecError(
+            "threat.generator was trained on the clients' own data; train it on other data."
+        )
+
+
+def _check_lessons(component: Component, spec: Spec) -> None:
+    """Refuse to attack after more lessons than there are rounds."""
+    attack = create_attack(component.name, **component.params)
+    if isinstance(attack, Learner):
+        attack.lessons_before(len(observed_rounds(spec)))
+        if spec.cohort_size * spec.train.rounds < 2:
+            raise SpecError(
+                f"the attack '{component.name}' learns across observations and would see one; "
+                f"give it more clients or rounds."
+            )

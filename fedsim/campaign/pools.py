@@ -1,0 +1,393 @@
+"""Attack workers: jobs in, results on disk. In this process, or Ray actors of their own.
+
+A job is done when its result file exists, and starts when that of the job it requires does. One
+that crashes is tried again; one that cannot be done is reported with its reason, and the others
+go on.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+
+from fedsim.campaign.jobs import AnyJob, Handout, Job, Secrets, work
+from fedsim.campaign.remote_files import (
+    Post,
+    Returned,
+    Stamp,
+    fetched,
+    keep,
+    reads,
+    sees,
+    stamps,
+    work_on,
+)
+from fedsim.cluster.local import ATTACK_RESOURCE
+from fedsim.cluster.session import own_version, refuse_version, still_up, worker_gpus
+from fedsim.core.attack import Lesson, Progress, Reconstruction
+from fedsim.core.device import threads
+from fedsim.core.errors import AttackError, FedsimError, RunError
+from fedsim.core.files import write_json
+from fedsim.core.spec import Spec
+
+
+class Watcher(Protocol):
+    """Told what becomes of the jobs."""
+
+    def queued(self, job: AnyJob) -> None: ...
+    def progressed(self, job: AnyJob, done: int, total: int, loss: float | None) -> None: ...
+    def finished(self, job: AnyJob, failure: str | None) -> None: ...
+
+
+Lookup = Callable[[Job], Secrets]
+
+
+class Pool(ABC):
+    """Jobs in, results on disk; the subclasses say where the work is done.
+
+    A job whose requirement is not there yet is held back until the job that makes it settles.
+    """
+
+    def __init__(self, spec: Spec, handout: Handout, watcher: Watcher, secrets: Lookup):
+        self.retries, self.handout, self.watcher, self.secrets = (
+            spec.engine.retries,
+            handout,
+            watcher,
+            secrets,
+        )
+        self.held: list[AnyJob] = []
+        self.failed: dict[Path, tuple[str, str]] = {}  # result that never came: kind and reason
+        self._lock = threading.Lock()
+
+    def submit(self, job: AnyJob) -> None:
+        """Queue a job, unless it is done."""
+        if job.result.exists():
+            return
+        self.watcher.queued(job)
+        with self._lock:
+            waits = job.requires is not None and not job.requires.exists()
+            failed = self.failed.get(job.requires) if waits and job.requires else None
+            if failed is None:
+                (self.held.append if waits else self._queue)(job)
+        if failed is not None:
+            self._fail(job, *failed)
+
+    @abstractmethod
+    def _queue(self, job: AnyJob) -> None:
+        """Put a job that can start among those to be done."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Wait until every job is done or has failed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the pool holds; jobs still queued stay undone."""
+
+    def _waiting(self, settled: AnyJob) -> list[AnyJob]:
+        """Those that waited for this job, no longer held."""
+        waiting = [job for job in self.held if job.requires == settled.result]
+        self.held = [job for job in self.held if job not in waiting]
+        return waiting
+
+    def _done(self, job: AnyJob) -> None:
+        """Let start what waited for this job."""
+        self.watcher.finished(job, None)
+        with self._lock:
+            for waiting in self._waiting(job):
+                self._queue(waiting)
+
+    def _fail(self, job: AnyJob, kind: str, reason: str) -> None:
+        """Write down why a job cannot be done; what waits for it cannot either."""
+        about = {"job": job.name, "attack": job.label, "kind": kind, "reason": reason}
+        write_json(job.failure, about)
+        self.watcher.finished(job, reason)
+        with self._lock:
+            told = (kind, f"{job.name} failed: {reason}")
+            self.failed[job.result] = told
+            waiting = self._waiting(job)
+        for other in waiting:
+            self._fail(other, *told)
+
+    def _abandon(self) -> None:
+        """Fail what waits for a job that nobody submitted."""
+        while self.held:
+            job = self.held.pop(0)
+            self._fail(job, "fault", f"what it waits for never came: {job.requires}")
+
+    def _secrets(self, job: AnyJob) -> Secrets:
+        """What of the truth the threat model grants; a lesson is given without any."""
+        return self.secrets(job) if isinstance(job, Job) else Secrets()
+
+    def _settle(self, job: AnyJob, attempt: Callable[[], Reconstruction | Lesson]) -> None:
+        """Try a job until it is done or has failed for good."""
+        kind, reason = "crashed", ""
+        for _ in range(self.retries + 1):
+            try:
+                attempt().save(job.result)
+                job.failure.unlink(missing_ok=True)
+            except FedsimError as error:  # the attack's last word: no retry would help
+                kind, reason = _kind(error), str(error)
+                break
+            except _LostError:  # the worker's fate, not yet the job's
+                raise
+            except Exception as error:
+                reason = _crash(error)
+            else:
+                self._done(job)
+                return
+        self._fail(job, kind, reason)
+
+
+def _kind(error: FedsimError) -> str:
+    """An attack that declines has told something; anything else is a fault of the run."""
+    return "declined" if isinstance(error, AttackError) else "fault"
+
+
+def _crash(error: Exception) -> str:
+    cause = getattr(error, "cause", None) or error
+    first = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+    return f"{type(cause).__name__}: {first}"
+
+
+class InlinePool(Pool):
+    """Every job in this process, one after the other, when the pool is drained."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.jobs: list[AnyJob] = []
+
+    def _queue(self, job: AnyJob) -> None:
+        self.jobs.append(job)
+
+    def drain(self) -> None:
+        while self.jobs:
+            job = self.jobs.pop(0)
+
+            def report(done: int, total: int, loss: float | None = None, job: AnyJob = job) -> None:
+                self.watcher.progressed(job, done, total, loss)
+
+            def attempt(job: AnyJob = job, report: Progress = report) -> Reconstruction | Lesson:
+                return work(job, self.handout, self._secrets(job), report)
+
+            self._settle(job, attempt)
+        self._abandon()
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+class AttackWorker:
+    """A Ray actor: performs one job at a time, and says meanwhile how far it is."""
+
+    def __init__(self, cpu_threads: int):
+        self.cpu_threads = cpu_threads
+        self.state: tuple[int, int, float | None] = (0, 0, None)
+
+    def greet(self) -> Home:
+        """Where this worker is, and which fedsim it has."""
+        context = ray.get_runtime_context()
+        return Home(context.get_node_id(), own_version())
+
+    def sees(self, expected: dict[Path, Stamp]) -> bool:
+        """Whether the driver's files are here as well."""
+        return sees(expected)
+
+    def work(
+        self,
+        job: AnyJob,
+        handout: Handout,
+        secrets: Secrets,
+        sent: dict[str, ray.ObjectRef] | None = None,
+    ) -> Returned:
+        """Do a job on the driver's files, or where these are not here, on a parcel of them."""
+        self.state = (0, 0, None)
+        with threads(self.cpu_threads):
+            try:
+                if sent is not None:
+                    return work_on(fetched(sent), job, handout, secrets, self._report)
+                return Returned(work(job, handout, secrets, self._report), {})
+            except FedsimError as error:
+                # Ray wraps what an actor raises; ours must arrive as what they are.
+                raise _VerdictError(type(error).__name__, str(error)) from None
+
+    def status(self) -> tuple[int, int, float | None]:
+        return self.state
+
+    def _report(self, done: int, total: int, loss: float | None = None) -> None:
+        self.state = (done, total, loss)
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where an attack worker is."""
+
+    node: str
+    version: str
+
+
+class _VerdictError(Exception):
+    """A FedsimError on its way through Ray."""
+
+
+class _LostError(Exception):
+    """A worker died over a job, or its node did."""
+
+
+class RayPool(Pool):
+    """Ray actors in a resource of their own, each fed by a thread here.
+
+    An actor that has no room yet waits for a node that has, and takes no job meanwhile. What a
+    worker leaves undone when it dies goes back to the queue, for whoever is free.
+    """
+
+    patience = 300.0  # seconds without a single worker, after which the run gives up
+
+    def __init__(self, spec: Spec, handout: Handout, watcher: Watcher, secrets: Lookup):
+        super().__init__(spec, handout, watcher, secrets)
+        workers = spec.engine.attack_workers
+        cpus = spec.engine.cpus or os.cpu_count() or 1
+        self.elsewhere = spec.engine.address is not None
+        self.shared, self.post = ray.put(handout), Post()
+        self.jobs: queue.Queue[AnyJob | None] = queue.Queue()
+        self.lost: dict[Path, list[str]] = {}  # by result, the nodes on which a worker died over it
+        self.broken: Exception | None = None
+        self.closing = threading.Event()
+        self.up: set[int] = set()  # the workers that answered when they were last asked
+        actor_class = ray.remote(AttackWorker)
+        self.actors: list[Any] = [
+            actor_class.options(
+                num_cpus=0,  # Flower sizes its pool from all CPUs; counting ours would starve one
+                num_gpus=worker_gpus(spec.engine),
+                resources={ATTACK_RESOURCE: 1},
+                max_restarts=-1,  # on another node, where its own is gone
+                max_concurrency=2,  # the job, and the question how far it is
+            ).remote(max(1, cpus // workers))
+            for _ in range(workers)
+        ]
+        self.feeders = [
+            threading.Thread(target=self._feed, args=(actor,), daemon=True) for actor in self.actors
+        ]
+        for feeder in self.feeders:
+            feeder.start()
+
+    def _queue(self, job: AnyJob) -> None:
+        self.jobs.put(job)
+
+    def drain(self) -> None:
+        while self.jobs.unfinished_tasks:
+            if self.broken is not None:
+                raise self.broken
+            time.sleep(0.05)  # not join(): Ctrl-C must get through
+        self._abandon()
+        self._dismiss()
+        for feeder in self.feeders:  # none may ask Ray anything when that is shut down
+            feeder.join(timeout=10)
+
+    def close(self) -> None:
+        while not self.jobs.empty():
+            self.jobs.get_nowait()
+            self.jobs.task_done()
+        self._dismiss()
+        if ray.is_initialized():  # Flower's runtime shuts Ray down when its rounds are over
+            for actor in self.actors:
+                ray.kill(actor)
+
+    def _dismiss(self) -> None:
+        self.closing.set()
+        for _ in self.feeders:
+            self.jobs.put(None)
+
+    def _feed(self, actor: Any) -> None:
+        try:
+            while self._home(actor) is not None:
+                job = self.jobs.get()
+                if job is None:
+                    return
+                if (home := self._home(actor, seconds=5)) is None:  # gone while there was no job
+                    self.jobs.put(job)
+                else:
+                    self._give(actor, home, job)
+                self.jobs.task_done()
+        except Exception as error:  # not even a failure could be written: a full disk
+            self.broken = error
+
+    def _give(self, actor: Any, home: Home, job: AnyJob) -> None:
+        """Have a job done; where its worker dies, by another, as often as a job is tried."""
+        try:
+            self._settle(job, lambda: self._remote(actor, home, job))
+        except _LostError:
+            if self.closing.is_set():
+                return
+            nodes = self.lost.setdefault(job.result, [])
+            nodes.append(home.node)
+            # A node that is lost is no fault of the job, and does not count.
+            counted = still_up(nodes) if self.elsewhere and len(nodes) > self.retries else nodes
+            if len(counted) > self.retries:
+                self._fail(job, "crashed", "the attack worker died")
+            else:
+                self.jobs.put(job)
+
+    def _home(self, actor: Any, seconds: float | None = None) -> Home | None:
+        """Wait until an actor is up; None where the pool closes, or after ``seconds``."""
+        self.up.discard(id(actor))
+        asked, since = None, time.monotonic()
+        while not self.closing.is_set():
+            now = time.monotonic()
+            if seconds is not None and now - since > seconds:
+                return None
+            if not self.up and now - since > self.patience:
+                raise RunError(
+                    f"no attack worker was up for {self.patience:.0f} s; is there a node with a "
+                    f"free '{ATTACK_RESOURCE}' resource, and with fedsim installed?"
+                )
+            asked = asked or actor.greet.remote()
+            if not ray.wait([asked], timeout=0.2)[0]:
+                continue
+            try:
+                home: Home = ray.get(asked)
+            except ray.exceptions.RayActorError:
+                asked = None
+                time.sleep(0.5)
+                continue
+            self.up.add(id(actor))
+            refuse_version(home.version, home.node[:8])
+            return home
+        return None
+
+    def _remote(self, actor: Any, home: Home, job: AnyJob) -> Reconstruction | Lesson:
+        try:
+            sent = self._sent(actor, job) if self.elsewhere else None
+            future = actor.work.remote(job, self.shared, self._secrets(job), sent)
+            while not ray.wait([future], timeout=1)[0]:  # asking costs the driver, too
+                try:
+                    done, total, loss = ray.get(actor.status.remote(), timeout=1)
+                except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+                    continue  # the job's own future tells what became of it
+                if total:
+                    self.watcher.progressed(job, done, total, loss)
+            returned: Returned = ray.get(future)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, _VerdictError):
+                name, message = error.cause.args
+                raise (AttackError if name == AttackError.__name__ else FedsimError)(
+                    message
+                ) from None
+            raise
+        except ray.exceptions.RayActorError as error:
+            raise _LostError(home.node) from error
+        return keep(returned, job)
+
+    def _sent(self, actor: Any, job: AnyJob) -> dict[str, ray.ObjectRef] | None:
+        """What the job reads, in Ray's object store, where the worker does not see the disk."""
+        files = reads(job, self.handout)
+        return None if ray.get(actor.sees.remote(stamps(files))) else self.post.send(files)

@@ -1,0 +1,235 @@
+"""A Ray cluster on this machine that outlives a run: warm for the next one, and a rehearsal for
+many machines. Each node is one `ray start --block` in a process group of its own; a state file
+keeps their ids, so that exactly these are ended, and never what anybody else runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsim.cluster import authentication
+from fedsim.cluster.processes import (
+    LOOPBACK,
+    Child,
+    child_of,
+    end,
+    free_ports,
+    last_words,
+    spawn,
+    tries,
+)
+from fedsim.core.cache import cache_folder
+from fedsim.core.errors import RunError
+from fedsim.core.files import write_json
+
+ATTACK_RESOURCE = "attack"  # what a node offers that takes attack workers
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a state file says."""
+
+    address: str
+    folder: str  # Ray's own files
+    nodes: tuple[Child, ...]
+
+
+def state_file() -> Path:
+    return cache_folder() / "cluster.json"
+
+
+def node_command(
+    port: int, *, head: bool, cpus: int, attack: int, folder: Path | None = None
+) -> list[str]:
+    """The command of one node; ``folder`` is for the head, the others are told by it."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start"]
+    if head:
+        command += ["--head", f"--port={port}", "--include-dashboard=false"]
+        # Its default is one port for all: a second cluster's head would end over it.
+        command += [f"--temp-dir={folder}", f"--ray-client-server-port={free_ports(1)[0]}"]
+    else:
+        command += [f"--address={LOOPBACK}:{port}"]
+    return [
+        *command,
+        f"--node-ip-address={LOOPBACK}",
+        f"--num-cpus={cpus}",
+        f"--resources={json.dumps({ATTACK_RESOURCE: attack})}",
+        "--disable-usage-stats",
+        "--block",
+    ]
+
+
+def start(
+    file: Path,
+    *,
+    nodes: int = 1,
+    cpus: int | None = None,
+    attack: int = 1,
+    port: int | None = None,
+    seconds: float = 90,
+) -> Cluster:
+    """Start the nodes and wait until all of them have joined."""
+    if (known := read(file)) is not None and running(known):
+        raise RunError(
+            f"a cluster at {known.address} is up already; end it with `fedsim cluster down`, "
+            f"or give this one another --state."
+        )
+    port = port or free_ports(1)[0]
+    # Not Ray's usual folder: a Ray without an address would join the cluster it finds there.
+    folder = Path(tempfile.mkdtemp(prefix="fedsim-ray-", dir=_short_folder()))
+    cluster = Cluster(f"{LOOPBACK}:{port}", str(folder), ())
+    try:
+        for number in range(nodes):
+            command = node_command(
+                port,
+                head=number == 0,
+                cpus=_cpus(cpus),
+                attack=attack,
+                folder=folder,
+            )
+            node = _spawn(command, folder / f"node-{number}.log")
+            cluster = Cluster(cluster.address, cluster.folder, (*cluster.nodes, node))
+            write_json(file, asdict(cluster))  # at once: a start that is cut short can be ended
+            if number == 0:
+                _await_port(cluster, seconds)
+        _await(cluster, nodes, seconds)
+    except BaseException:
+        stop(file)
+        raise
+    return cluster
+
+
+def add(file: Path, *, cpus: int | None = None, attack: int = 1, seconds: float = 90) -> Cluster:
+    """One node more, in a cluster that is up."""
+    cluster = read(file)
+    if cluster is None or not running(cluster):
+        raise RunError("there is no cluster to add a node to; start one: `fedsim cluster up`.")
+    port = int(cluster.address.rpartition(":")[2])
+    command = node_command(port, head=False, cpus=_cpus(cpus), attack=attack)
+    before = {node["id"] for node in answering(cluster.address)}
+    node = _spawn(command, Path(cluster.folder) / f"node-{len(cluster.nodes)}.log")
+    cluster = Cluster(cluster.address, cluster.folder, (*cluster.nodes, node))
+    write_json(file, asdict(cluster))
+    _await(cluster, 1, seconds, known=before)  # a node that just died may still be counted
+    return cluster
+
+
+def stop(file: Path) -> int:
+    """End what the state file names and nothing else; how many nodes were still up."""
+    cluster = read(file)
+    if cluster is None:
+        return 0
+    up = running(cluster)
+    for node in reversed(up):  # the head last: the others would complain of its absence
+        end(node, 5)
+    shutil.rmtree(cluster.folder, ignore_errors=True)
+    file.unlink(missing_ok=True)
+    return len(up)
+
+
+def read(file: Path) -> Cluster | None:
+    """What the state file says, or None where there is none."""
+    try:
+        content = json.loads(file.read_text())
+        nodes = tuple(Child.read(node) for node in content["nodes"])
+        return Cluster(str(content["address"]), str(content["folder"]), nodes)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"the state file '{file}' is damaged; look for `ray start` among the processes, end "
+            f"those that are yours, and delete it."
+        ) from error
+
+
+def running(cluster: Cluster) -> list[Child]:
+    """The nodes whose processes live."""
+    return [node for node in cluster.nodes if node.lives]
+
+
+def answering(address: str, seconds: float = 8) -> list[dict[str, Any]]:
+    """The nodes that the cluster itself counts as alive, each with its id and its resources.
+
+    Asked in a process of its own: this one may be connected elsewhere.
+    """
+    code = (
+        "import json, sys, ray\n"
+        "ray.init(address=sys.argv[1], log_to_driver=False, logging_level='CRITICAL')\n"
+        "print(json.dumps([{'id': n['NodeID'], 'resources': n['Resources']} "
+        "for n in ray.nodes() if n['Alive']]))\n"
+    )
+    try:
+        with socket.create_connection(_split(address), timeout=seconds):
+            pass
+        told = subprocess.run(
+            [sys.executable, "-c", code, address],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env=_environment(),
+        )
+        nodes: list[dict[str, Any]] = json.loads(told.stdout.splitlines()[-1])
+        return nodes
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return []
+
+
+def _cpus(asked: int | None) -> int:
+    return (os.cpu_count() or 1) if asked is None else asked
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def _environment() -> dict[str, str]:
+    quiet = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    path = os.pathsep.join(p for p in sys.path if p)
+    return {**os.environ, **quiet, **authentication.settings(), "PYTHONPATH": path}
+
+
+def _spawn(command: list[str], log: Path) -> Child:
+    return child_of(spawn(command, log, _environment()))
+
+
+def _await_port(cluster: Cluster, seconds: float) -> None:
+    """Wait until the head listens, so that the others find it."""
+    for _ in tries(seconds):
+        _refuse_ended(cluster)
+        with contextlib.suppress(OSError):
+            socket.create_connection(_split(cluster.address), timeout=1).close()
+            return
+    raise RunError(f"the head of the Ray cluster was not up within {seconds:.0f} s.")
+
+
+def _await(cluster: Cluster, count: int, seconds: float, *, known: Collection[str] = ()) -> None:
+    """Wait until ``count`` nodes have joined beside those that are known."""
+    for _ in tries(seconds):
+        _refuse_ended(cluster)
+        if sum(node["id"] not in known for node in answering(cluster.address)) >= count:
+            return
+    raise RunError(f"only some of {count} Ray nodes came up within {seconds:.0f} s.")
+
+
+def _refuse_ended(cluster: Cluster) -> None:
+    """A node that just started and is gone says why in its log."""
+    if cluster.nodes[-1] not in running(cluster):
+        log = Path(cluster.folder) / f"node-{len(cluster.nodes) - 1}.log"
+        raise RunError(f"a Ray node ended as it started: {last_words(log)}")
+
+
+def _short_folder() -> str | None:
+    """Ray's sockets lie in its folder, and their names may have some hundred characters only."""
+    return "/tmp" if len(tempfile.gettempdir()) > 20 and os.path.isdir("/tmp") else None

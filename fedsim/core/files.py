@@ -1,0 +1,122 @@
+"""Files: written whole or not at all, and known again when they are damaged.
+
+Tensors go with a seal, a hash of all that is in their file, so that damage is found when they are
+read back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsim.core.errors import DamagedError
+
+UNFINISHED = ".unfinished-write"  # how the name of a file ends that is being written
+_SEALED = "sealed"  # one entry for seal and metadata: several would be written in any order
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write all of ``content`` or nothing: a reader never sees half a file."""
+    with _replacing(path, mode) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def _replacing(path: Path, mode: int) -> Iterator[Path]:
+    """A temporary file beside ``path`` that becomes it when all went well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(mode)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any, mode: int = 0o644) -> None:
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode(), mode)
+
+
+def read_json(path: Path) -> Any:
+    """What `write_json` wrote; damage is an error."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedError(f"'{path}' is damaged: not JSON.") from error
+
+
+def save_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    mode: int = 0o644,
+) -> None:
+    """Write tensors as safetensors, atomically and sealed."""
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    about = dict(metadata or {})
+    with _replacing(path, mode) as temporary:
+        try:
+            sealed = json.dumps([_seal(whole, about), about], sort_keys=True)
+            save_file(whole, temporary, {_SEALED: sealed})
+        except SafetensorError as error:  # a full disk is to look like one
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What `save_tensors` wrote, tensors and metadata; damage is an error.
+
+    A file of others, without a seal, is taken as it is.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        intact = True
+        if _SEALED in about:
+            seal, about = json.loads(about[_SEALED])
+            intact = seal == _seal(tensors, about)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # whatever a parser makes of bytes that mean nothing
+        raise DamagedError(f"'{path}' is damaged ({type(error).__name__}).") from error
+    if not intact:
+        raise DamagedError(f"'{path}' is damaged: its seal is broken.")
+    return tensors, about
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """XXH3 of names and numbers: finds damage, which is all it is for, at memory speed."""
+    total = xxhash.xxh3_64()
+    for name in sorted(tensors):
+        total.update(name.encode())
+        numbers = tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8)
+        total.update(numbers.numpy().data)
+    return total.hexdigest()
+
+
+def _seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Of everything in a file: types and shapes and metadata beside the numbers."""
+    forms = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()}
+    rest = json.dumps([forms, dict(metadata)], sort_keys=True)
+    return checksum(tensors) + xxhash.xxh3_64_hexdigest(rest.encode())

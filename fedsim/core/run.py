@@ -1,0 +1,284 @@
+"""Run: a directory that holds everything an experiment made, and every path in it.
+
+spec.yaml run.json run.lock rounds.csv events.jsonl checkpoint.safetensors
+observations/ vault/ reconstructions/ learned/ canaries.json
+scores.csv scores.parquet summary.json report.html
+
+Every file is written atomically, and one process works in a run at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from fedsim.core.errors import DamagedError, FedsimError, RunError
+from fedsim.core.files import UNFINISHED, read_json, write_atomically, write_json
+from fedsim.core.spec import Spec, load_spec
+
+
+class Run:
+    """A run directory: where things are, and the small files that say how far it got."""
+
+    def __init__(self, root: str | Path):
+        self.root = Path(root)
+
+    @classmethod
+    def create(
+        cls, root: str | Path, spec: Spec, *, deployed: bool = False, classes: int | None = None
+    ) -> Run:
+        """A new run, or the same one again: another spec's directory is refused.
+
+        ``deployed`` says that its clients are not simulated: what they did is not done again.
+        ``classes`` is how many there are, for a server that has no data set to count them in.
+        """
+        run = cls(root)
+        run.refuse_other(spec)
+        try:
+            if not run.spec_path.is_file() or not run._spec_is_whole():
+                write_atomically(run.spec_path, spec.to_yaml().encode())
+            if run._recorded_digest() is None:
+                about = {"started": time.time(), "digest": spec.digest(), "deployed": deployed}
+                write_json(run._about, about | ({"classes": classes} if classes else {}))
+        except OSError as error:
+            raise RunError(f"'{root}' cannot be written: {error.strerror}.") from error
+        return run
+
+    @classmethod
+    def open(cls, root: str | Path) -> Run:
+        run = cls(root)
+        if not run.spec_path.is_file() and run._recorded_digest() is None:
+            raise RunError(f"'{root}' holds no run (there is no spec.yaml in it).")
+        if not run._spec_is_whole():
+            raise RunError(
+                f"'{run.spec_path}' is missing, damaged or not the one that the run began with; "
+                f"give that again: fedsim audit SPEC -o {root}."
+            )
+        return run
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone in the directory. The system lets go of the lock when its process ends, however."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.root / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RunError(f"'{self.root}' cannot be written: {error.strerror}.") from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    owner = os.read(handle, 20).decode(errors="replace").strip()
+                    raise RunError(
+                        f"another process ({owner}) is at work in '{self.root}'; wait until it "
+                        f"is done, or stop it."
+                    ) from None
+                # Otherwise a file system that has no locks: then nobody can be kept out.
+            os.truncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
+            yield
+        finally:
+            os.close(handle)
+
+    def refuse_other(self, spec: Spec) -> None:
+        """Raise where the directory holds something else than a run of this spec."""
+        held = self._held_digest()
+        if held is not None and held != spec.digest():
+            raise RunError(
+                f"'{self.root}' already holds a run of another spec ({held}, not "
+                f"{spec.digest()}); choose another directory or delete it."
+            )
+        if held is not None:
+            return
+        if self.root.exists() and not self.root.is_dir():
+            raise RunError(f"'{self.root}' is a file, not a directory.")
+        if self.root.is_dir() and any(not _of_no_account(path) for path in self.root.iterdir()):
+            raise RunError(
+                f"'{self.root}' is not empty and holds no run; choose another directory."
+            )
+
+    def _held_digest(self) -> str | None:
+        """The digest of the spec that the directory is of, None where it holds no run."""
+        recorded = self._recorded_digest()
+        if recorded is None and self.spec_path.is_file():
+            return self.spec.digest()
+        return recorded
+
+    def _recorded_digest(self) -> str | None:
+        digest = self._recorded().get("digest")
+        return digest if isinstance(digest, str) else None
+
+    @property
+    def deployed(self) -> bool:
+        """Whether its clients ran elsewhere, under Flower's own launcher."""
+        return bool(self._recorded().get("deployed"))
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes its clients have, where it was told because the data are elsewhere."""
+        told = self._recorded().get("classes")
+        return told if isinstance(told, int) else None
+
+    def _recorded(self) -> dict[str, Any]:
+        try:
+            about = read_json(self._about)
+        except (FileNotFoundError, DamagedError):
+            return {}
+        return about if isinstance(about, dict) else {}
+
+    def _spec_is_whole(self) -> bool:
+        """Half a spec can be a spec, of another experiment: the digest tells."""
+        try:
+            return self._recorded_digest() in (None, self.spec.digest())
+        except FedsimError:
+            return False
+
+    @property
+    def _about(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def spec_path(self) -> Path:
+        return self.root / "spec.yaml"
+
+    @property
+    def spec(self) -> Spec:
+        return load_spec(self.spec_path)
+
+    @property
+    def observations(self) -> Path:
+        return self.root / "observations"
+
+    @property
+    def vault(self) -> Path:
+        return self.root / "vault"
+
+    @property
+    def reconstructions(self) -> Path:
+        return self.root / "reconstructions"
+
+    @property
+    def learned(self) -> Path:
+        """The memories of attacks that learn."""
+        return self.root / "learned"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint.safetensors"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """One row a reconstructed image."""
+        return self._table("scores.csv")
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """One row a federated round."""
+        return self._table("rounds.csv")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        path = self.root / "summary.json"
+        if not path.is_file():
+            raise RunError(f"'{self.root}' has no summary yet; run `fedsim audit --resume` on it.")
+        content: dict[str, Any] = read_json(path)
+        return content
+
+    def events(self) -> list[dict[str, Any]]:
+        """Everything that went wrong and was survived, oldest first."""
+        path = self.root / "events.jsonl"
+        if not path.is_file():
+            return []
+        lines = path.read_text(errors="replace").splitlines()
+        events = [_event(line) for line in lines if line.strip()]
+        kept = [event for event in events if event is not None]
+        if len(kept) < len(events):
+            lost = f"lines of events.jsonl were damaged and are lost: {len(events) - len(kept)}"
+            kept.append({"kind": "events_lost", "message": lost})
+        return kept
+
+    def note(self, kind: str, message: str, **where: Any) -> None:
+        """Append to the run's events, once each."""
+        event = {"kind": kind, "message": message, **where}
+        known = self.events()
+        if event not in known:
+            lines = "".join(json.dumps(e) + "\n" for e in [*known, event])
+            write_atomically(self.root / "events.jsonl", lines.encode())
+
+    def write_table(self, name: str, table: pd.DataFrame, *, parquet: bool = False) -> None:
+        write_atomically(self.root / f"{name}.csv", table.to_csv(index=False).encode())
+        if parquet:
+            buffer = io.BytesIO()
+            table.to_parquet(buffer, index=False)
+            write_atomically(self.root / f"{name}.parquet", buffer.getvalue())
+
+    def _table(self, name: str) -> pd.DataFrame:
+        path = self.root / name
+        if not path.is_file():
+            raise RunError(f"'{self.root}' has no {name} yet.")
+        try:
+            return pd.read_csv(path)
+        except ValueError as error:
+            raise DamagedError(
+                f"'{path}' is damaged; run `fedsim audit --resume {self.root}`."
+            ) from error
+
+    def images(self, attack: str, round_: int, client: int, trial: int = 0) -> Tensor:
+        """What an attack made of one update, (B, 3, H, W) in [0, 1], in the attack's own order."""
+        from fedsim.core.attack import Reconstruction
+        from fedsim.core.observation import observation_name
+
+        folder, name = self.reconstructions / attack, observation_name(round_, client)
+        path = folder / f"{name}-trial-{trial}.safetensors"
+        if not path.is_file():
+            raise RunError(f"'{self.root}' has no reconstruction by {attack} of {name}.")
+        return Reconstruction.load(path).images
+
+    def __repr__(self) -> str:
+        return f"Run('{self.root}')"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the verdicts, and where the report is."""
+        path = self.root / "summary.json"
+        if not path.is_file():
+            return f"<p><b>Run</b> <code>{escape(str(self.root))}</code>: not finished yet.</p>"
+        rows = "".join(
+            f"<tr><td><b>{escape(entry['verdict'])}</b></td><td>{escape(entry['words'])}</td></tr>"
+            for entry in self.summary["verdicts"]
+        )
+        return (
+            f"<p><b>Run</b> <code>{escape(str(self.root))}</code>, report: "
+            f"<code>{escape(str(self.report))}</code></p><table>{rows}</table>"
+        )
+
+
+def _of_no_account(path: Path) -> bool:
+    """What a process that was killed at its very beginning leaves behind."""
+    return path.name == "run.lock" or path.name.endswith(UNFINISHED)
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """One line of the events, None where it is damaged."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    told = isinstance(event, dict) and {"kind", "message"} <= event.keys()
+    return event if told else None

@@ -1,0 +1,336 @@
+"""Deployment: the same spec on Flower's own SuperLink and SuperNodes, each a process of its own.
+
+The server's side (SuperLink, ServerApp, attacks) and every SuperNode have a folder each. A client
+finds the pictures that were dealt to it in its own and keeps its truth there, in its vault; the
+server's side is never told of either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.campaign.plan import prepare
+from fedsim.clients.dealing import PUBLIC, deal, write_public
+from fedsim.cluster.processes import (
+    LOOPBACK,
+    child_of,
+    end,
+    free_ports,
+    last_words,
+    said,
+)
+from fedsim.core.errors import RunError, SpecError
+from fedsim.core.knowledge import granted_by
+from fedsim.core.run import Run
+from fedsim.core.spec import Spec
+from fedsim.deploy.flower import (
+    TOLD,
+    Processes,
+    call,
+    end_recorded,
+    pairs,
+    register_command,
+    run_command,
+    write_app,
+    write_home,
+)
+from fedsim.deploy.keys import Keys, check_keys, make_keys
+from fedsim.federation.checkpoint import read_checkpoint
+
+
+@dataclass(frozen=True)
+class Node:
+    """One SuperNode: which client it is, and the folder that is its machine."""
+
+    partition: int
+    root: Path
+    port: int
+    key: Path | None = None
+
+    @property
+    def vault(self) -> Path:
+        return self.root / "vault"
+
+    @property
+    def data(self) -> Path:
+        """The pictures that it holds: its own, and the public test split."""
+        return self.root / "data"
+
+    @property
+    def spec(self) -> Path:
+        """The client's own copy: how it trains and defends itself."""
+        return self.root / "spec.yaml"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Where everything of a deployment is; without keys it is insecure."""
+
+    root: Path
+    port: int
+    nodes: tuple[Node, ...]
+    keys: Keys | None
+
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def record(self) -> Path:
+        """Which processes it started and has not ended yet."""
+        return self.root / "processes.json"
+
+    @property
+    def server(self) -> Path:
+        return self.root / "server"
+
+    @property
+    def run(self) -> Path:
+        return self.server / "run"
+
+    @property
+    def spec(self) -> Path:
+        return self.server / "spec.yaml"
+
+    @property
+    def public(self) -> Path:
+        """What the server is told of data that it has not."""
+        return self.root / PUBLIC
+
+    @property
+    def app(self) -> Path:
+        return self.server / "app"
+
+
+def plan_deployment(root: Path, clients: int, keys: Keys | None) -> Deployment:
+    """A SuperNode for every client, on ports that are free now."""
+    root = root.absolute()
+    port, *ports = free_ports(clients + 1)
+    nodes = tuple(
+        Node(n, root / "nodes" / str(n), ports[n], keys.node(n).absolute() if keys else None)
+        for n in range(clients)
+    )
+    return Deployment(root, port, nodes, keys)
+
+
+def superlink_command(deployment: Deployment) -> list[str]:
+    command = [
+        "flower-superlink",
+        "--host",
+        LOOPBACK,
+        "--port",
+        str(deployment.port),
+        "--disable-runtime-dependency-installation",
+    ]
+    if deployment.keys is None:
+        return [*command, "--insecure"]
+    return [
+        *command,
+        "--ssl-ca-certfile",
+        str(deployment.keys.authority.absolute()),
+        "--ssl-certfile",
+        str(deployment.keys.certificate.absolute()),
+        "--ssl-keyfile",
+        str(deployment.keys.server_key.absolute()),
+        "--enable-supernode-auth",
+    ]
+
+
+def supernode_command(deployment: Deployment, node: Node) -> list[str]:
+    own = {
+        "partition-id": node.partition,
+        "num-partitions": len(deployment.nodes),
+        "vault": str(node.vault),
+        "data": str(node.data),
+        "spec": str(node.spec),
+    }
+    command = [
+        "flower-supernode",
+        "--superlink",
+        deployment.address,
+        "--host",
+        LOOPBACK,
+        "--port",
+        str(node.port),
+        "--node-config",
+        pairs(own),
+    ]
+    if deployment.keys is None:
+        return [*command, "--insecure"]
+    command += ["--root-certificates", str(deployment.keys.authority.absolute())]
+    return [*command, *(["--auth-supernode-private-key", str(node.key)] if node.key else [])]
+
+
+def lay_out(deployment: Deployment, spec: Spec) -> None:
+    """Folders, the app, a copy of the spec for each side, and to every client its pictures."""
+    for folder in (deployment.server, *(node.root for node in deployment.nodes)):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    before = deployment.spec.read_text() if deployment.spec.is_file() else None
+    for path in (deployment.spec, *(node.spec for node in deployment.nodes)):
+        # A client may have written defenses of its own there: those are kept.
+        if not path.is_file() or path.read_text() == before:
+            path.write_text(spec.to_yaml())
+    deal(spec, [node.data for node in deployment.nodes])
+    write_public(deployment.public, spec)
+    write_app(deployment.app)
+    authority = deployment.keys.authority if deployment.keys else None
+    write_home(deployment.server, deployment.address, authority)
+
+
+@contextlib.contextmanager
+def started(deployment: Deployment) -> Iterator[Processes]:
+    """SuperLink and SuperNodes, the nodes' keys registered; all stopped at the end."""
+    processes = Processes(record=deployment.record)
+    try:
+        processes.start("superlink", superlink_command(deployment), deployment.server)
+        processes.wait_for_port(deployment.port)
+        if deployment.keys is not None:
+            for node in deployment.nodes:
+                public = deployment.keys.node_public(node.partition)
+                call(register_command(public), deployment.server, "a SuperNode's key")
+        for node in deployment.nodes:
+            name = f"supernode-{node.partition}"
+            processes.start(name, supernode_command(deployment, node), node.root)
+        yield processes
+    finally:
+        processes.stop()
+
+
+def deploy(
+    spec: Spec, root: Path, *, insecure: bool = False, keys: Path | None = None
+) -> Deployment:
+    """`fedsim deploy`: rounds and attacks of a spec with every client in processes of its own."""
+    with set_up(spec, root, insecure=insecure, keys=keys) as deployment:
+        carry_out(deployment)
+    return deployment
+
+
+@contextlib.contextmanager
+def set_up(
+    spec: Spec, root: Path, *, insecure: bool = False, keys: Path | None = None
+) -> Iterator[Deployment]:
+    """A deployment that is checked and laid out; nobody else works in its folder meanwhile."""
+    check_deployable(spec)
+    Run(root / "server" / "run").refuse_other(spec)
+    prepare(spec)
+    with Run(root).locked():
+        held: Keys | None = None
+        if not insecure:
+            held = Keys(keys) if keys else make_keys(root / "keys", spec.data.clients)
+            check_keys(held, spec.data.clients)
+        deployment = plan_deployment(root, spec.data.clients, held)
+        end_recorded(deployment.record)
+        lay_out(deployment, spec)
+        yield deployment
+
+
+def carry_out(deployment: Deployment) -> None:
+    """Rounds and attacks, and every process ended after them."""
+    with started(deployment) as processes:
+        federate(deployment, processes)
+
+
+def federate(deployment: Deployment, processes: Processes) -> None:
+    """Submit the run and follow it to its end."""
+    command = run_command(deployment.app, deployment.spec, deployment.public, deployment.run)
+    processes.start("run", command, deployment.server)
+    process, log = processes.running.pop("run")
+    try:
+        while process.poll() is None:
+            processes.check()
+            time.sleep(0.2)
+    finally:
+        end(child_of(process))
+        process.wait()
+    require_success(deployment.run, process.returncode, log)
+
+
+def register(address: str, authority: Path, publics: list[Path]) -> None:
+    """Let SuperNodes in, by their public keys; one that is known already stays so."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_home(Path(folder), address, authority)
+        for public in publics:
+            try:
+                call(register_command(public), Path(folder), f"the key '{public}'")
+            except RunError as error:
+                if "already in use" not in str(error):
+                    raise
+
+
+def submit(
+    address: str,
+    authority: Path,
+    spec: Path,
+    output: Path,
+    *,
+    public: Path | None = None,
+    attack: bool = True,
+) -> None:
+    """Have a SuperLink elsewhere run a spec; it reads and writes the paths on its own disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        write_home(home, address, authority)
+        write_app(home / "app")
+        processes = Processes()
+        try:
+            command = run_command(home / "app", spec, public, output, attack=attack)
+            processes.start("run", command, home)
+            process, log = processes.running["run"]
+            process.wait()
+            sys.stdout.write(said(log))
+            require_success(output, process.returncode, log)
+        finally:
+            processes.stop()
+
+
+def require_success(output: Path, code: int, log: Path) -> None:
+    """Raise what the server app said, or that rounds are missing: Flower's command does not."""
+    if told := re.findall(rf"{TOLD}(.*)", said(log)):
+        raise RunError(told[-1])
+    run = Run(output)
+    wanted = run.spec.train.rounds if run.spec_path.is_file() else 1
+    if code or len(read_checkpoint(run).rows) < wanted:
+        raise RunError(f"the run did not end well: {last_words(log)}; its log is '{log}'.")
+
+
+def check_deployable(spec: Spec) -> None:
+    """A server that is one cannot be handed the truth while it attacks."""
+    oracles = sorted(granted_by(spec.threat) & {"oracle_labels", "batch_statistics"})
+    if oracles:
+        raise SpecError(
+            f"the threat grants {' and '.join(oracles)}, which come from the clients' vaults, and "
+            f"a deployed server has none: take another threat, or threat.withhold={oracles}."
+        )
+
+
+def gather(run: Run, vaults: list[Path]) -> int:
+    """Copy what the clients kept into the run's own vault, for scoring; how many files."""
+    found: dict[Path, Path] = {}
+    for vault in vaults:
+        files = sorted(vault.rglob("[!.]*.safetensors")) if vault.is_dir() else []
+        if not files:
+            raise RunError(f"'{vault}' is no vault: it holds no truth of any client.")
+        for file in files:
+            other = found.setdefault(file.relative_to(vault), file)
+            if other != file:
+                raise RunError(
+                    f"'{other}' and '{file}' are both the truth of the same client and round."
+                )
+    run.vault.mkdir(mode=0o700, exist_ok=True)
+    run.vault.chmod(0o700)
+    for name, file in found.items():
+        copy = run.vault / name
+        if copy.exists() and copy.samefile(file):
+            continue
+        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+        copy.chmod(0o600)
+    return len(found)

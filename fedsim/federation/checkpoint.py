@@ -1,0 +1,109 @@
+"""Checkpoint: how far a run got, in one file: its rounds, its model, its strategy's memory.
+
+FedAdam, FedYogi and FedAdagrad keep moments by parameter, FedAvgM a list of them. What a strategy
+last sent is not counted: it is given that again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from flwr.serverapp.strategy import Strategy
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from fedsim.core.errors import DamagedError, RunError
+from fedsim.core.files import read_tensors, save_tensors
+from fedsim.core.run import Run
+
+_ROWS = TypeAdapter(list[dict[str, int | float | None]])
+_PREFIX = "state of the server/"  # no parameter of a model has a slash in its name
+_SENT = "current_arrays"
+
+
+class Checkpoint(NamedTuple):
+    """How far a run got: a row for every round done, the global model after them, and what the
+    wrapped strategy remembers of them."""
+
+    rows: list[dict[str, Any]]
+    arrays: dict[str, Tensor]
+    state: dict[str, Tensor]
+
+
+def read_checkpoint(run: Run) -> Checkpoint:
+    """How far a run got; nothing, for a new one."""
+    if not run.checkpoint.is_file():
+        return Checkpoint([], {}, {})
+    try:
+        tensors, metadata = read_tensors(run.checkpoint)
+        rows = _ROWS.validate_json(metadata["rounds"])
+        if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
+            raise DamagedError("its rounds are not counted.")
+    except (DamagedError, KeyError, ValidationError) as error:
+        raise RunError(
+            f"'{run.checkpoint}' is damaged ({type(error).__name__}); go on with `fedsim audit "
+            f"--resume` and the rounds are done again."
+        ) from error
+    arrays, remembered = split(tensors)
+    return Checkpoint(rows, arrays, remembered)
+
+
+def write_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
+    """Rounds and model in one file, so that they cannot disagree after a crash."""
+    tensors = joined(checkpoint.arrays, checkpoint.state)
+    save_tensors(run.checkpoint, tensors, {"rounds": json.dumps(checkpoint.rows)})
+    write_rounds(run, checkpoint.rows)
+
+
+def write_rounds(run: Run, rows: list[dict[str, Any]]) -> None:
+    columns = ["round", "clients", "failed", "train_loss", "test_loss", "test_accuracy"]
+    run.write_table("rounds", pd.DataFrame(rows, columns=[*columns, "bytes", "seconds"]))
+
+
+def held_by(strategy: Strategy) -> dict[str, Tensor]:
+    """Every array a strategy holds, by attribute and by its place in there."""
+    found = {}
+    for attribute, value in vars(strategy).items():
+        for place, array in _arrays(value) if attribute != _SENT else []:
+            found[f"{attribute}/{place}"] = torch.tensor(np.asarray(array))
+    return found
+
+
+def restore(strategy: Strategy, remembered: Mapping[str, Tensor]) -> None:
+    """Give a strategy back what `held_by` took down."""
+    groups: dict[str, dict[str, np.ndarray]] = {}
+    for name, tensor in remembered.items():
+        attribute, _, place = name.partition("/")
+        groups.setdefault(attribute, {})[place] = tensor.numpy()
+    for attribute, group in groups.items():
+        counted = all(place.isdigit() for place in group)
+        listed = [group[place] for place in sorted(group, key=int)] if counted else None
+        setattr(strategy, attribute, listed if counted else group)
+
+
+def joined(arrays: Mapping[str, Tensor], remembered: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Model and state in one mapping."""
+    return {**arrays, **{f"{_PREFIX}{name}": tensor for name, tensor in remembered.items()}}
+
+
+def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Model and state apart again."""
+    model = {n: t for n, t in tensors.items() if not n.startswith(_PREFIX)}
+    rest = {n.removeprefix(_PREFIX): t for n, t in tensors.items() if n.startswith(_PREFIX)}
+    return model, rest
+
+
+def _arrays(value: Any) -> list[tuple[str, Any]]:
+    """The arrays of a mapping or a list of them, none of anything else."""
+    if isinstance(value, dict):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list):
+        items = [(str(place), item) for place, item in enumerate(value)]
+    else:
+        return []
+    return items if all(isinstance(i, np.ndarray | np.generic) for _, i in items) else []

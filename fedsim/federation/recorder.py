@@ -1,0 +1,100 @@
+"""Recorder: writes what the server sees to disk, in a thread of its own, while rounds go on.
+
+One thread and one queue, so that what is on disk is always a beginning of what happened.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from torch import Tensor
+
+from fedsim.core.learning import Update
+from fedsim.core.observation import Public, observation_path, write_observation, write_weights
+from fedsim.core.run import Run
+
+AHEAD = 6  # writes waiting; more would only fill memory
+HELD_BYTES = 256 * 2**20  # updates of a round held for its aggregation; the rest is read back
+
+
+def _stand_back() -> None:
+    """Let clients on the same cores go first; there is time between the rounds."""
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+
+
+class Recorder:
+    """Keeps the observations of the audited rounds, and updates that do not fit in memory."""
+
+    def __init__(self, run: Run, public: Public, rounds: list[int]):
+        self.run, self.public, self.rounds = run, public, set(rounds)
+        self._writer = ThreadPoolExecutor(1, "recorder", initializer=_stand_back)
+        self._room = threading.Semaphore(AHEAD)
+        self._pending: list[Future[None]] = []
+        self._held = 0
+        self._broken = False
+
+    def begin(self, round_: int, weights: dict[str, Tensor]) -> None:
+        """A round starts: these weights are sent."""
+        self._held = 0
+        if round_ in self.rounds:
+            self._submit(write_weights, self.run.observations, round_, weights)
+
+    def keep(
+        self, round_: int, client: int, update: Update, then: Callable[[], None]
+    ) -> Update | Path:
+        """One reply: on its way to disk where it is to stay; returns where to aggregate it from.
+
+        ``then`` is called when its observation is whole.
+        """
+        self._held += (size := update.nbytes())
+        fits = self._held <= max(HELD_BYTES, size)
+        kept = round_ in self.rounds
+        root = self.run.observations if kept else self.run.root / "spool"
+        if kept or not fits:
+
+            def write() -> None:
+                write_observation(root, round_, client, update, self.public)
+                if kept:
+                    then()
+
+            self._submit(write)
+        if fits:
+            return update
+        self.settle()
+        return observation_path(root, round_, client)
+
+    def commit(self, write: Callable[[], None]) -> None:
+        """A round is over: ``write`` says so on disk, after everything that belongs to it."""
+        self._submit(write)
+        self._submit(shutil.rmtree, self.run.root / "spool", True)
+
+    def settle(self) -> None:
+        """Wait until everything is on disk; an error of the writer is raised here."""
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
+
+    def _do(self, task: Callable[..., object], *args: object) -> None:
+        if self._broken:  # a round with a hole must not be committed
+            return
+        try:
+            task(*args)
+        except BaseException:
+            self._broken = True
+            raise
+
+    def _submit(self, task: Callable[..., object], *args: object) -> None:
+        self._room.acquire()
+        for done in [future for future in self._pending if future.done()]:
+            self._pending.remove(done)
+            done.result()
+        future = self._writer.submit(self._do, task, *args)
+        future.add_done_callback(lambda _: self._room.release())
+        self._pending.append(future)

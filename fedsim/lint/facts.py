@@ -1,0 +1,283 @@
+"""Facts: what a spec says of its federation before a round runs, as the rules need it.
+
+Shapes come from the architecture as the defenses leave it (`prepare_model`, `requires_grad`), never
+from a model's name. A ViT is built with its first blocks only: the closed forms use no others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedsim.clients.shards import images_of, shards_of
+from fedsim.core.defense import Defense
+from fedsim.core.errors import AttackError, DataError, ModelError
+from fedsim.core.models import (
+    VitParts,
+    batchnorm_names,
+    build_architecture,
+    build_model,
+    head_names,
+    vit_parts,
+)
+from fedsim.core.spec import Spec
+from fedsim.defenses import create_defenses
+from fedsim.lint.rehearsal import Rehearsal, rehearse
+
+SHALLOW = 2  # blocks of a ViT that are built
+LARGEST = 100_000_000  # parameters, beyond which no weights are made and nothing is rehearsed
+ACTS = ("protect_batch", "batch_gradient", "protect_gradient", "protect_update")
+ASSUMED_CLASSES = 10  # where the data set is not on this machine
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The geometry of a ViT's tokens, and which of its gradients are uploaded."""
+
+    patches: int  # N
+    pixels: int  # P, numbers in a patch
+    width: int  # D
+    prefix: int  # tokens that belong to no patch
+    centred: bool  # LayerNorm reads the tokens: their gradients are orthogonal to ones
+    positions: bool  # whether there is a position embedding
+    position_rank: int
+    uploads_position: bool
+    uploads_patches: bool
+    uploads_attention: bool  # the first block's joint projection, behind a LayerNorm
+
+    @property
+    def gradient_rank(self) -> int:
+        """The largest rank that the position embedding's gradient can have."""
+        return self.width - 1 if self.centred else self.width
+
+    @property
+    def solvable_by_patches(self) -> bool:
+        """Whether the system of `patch_solve` determines every patch."""
+        uploaded = self.uploads_position and self.uploads_patches
+        return uploaded and self.gradient_rank >= self.patches
+
+    @property
+    def equations(self) -> int:
+        """Of `row_space`, for one patch."""
+        return max(0, self.width - (self.patches + self.prefix))
+
+    @property
+    def unknowns(self) -> int:
+        """Of `row_space`, for one patch."""
+        return min(self.patches, self.pixels) + 1
+
+    @property
+    def solvable_by_rows(self) -> bool:
+        """Whether the system of `row_space` determines every patch."""
+        uploaded = self.positions and self.uploads_patches and self.uploads_attention
+        full = self.position_rank >= self.patches
+        return uploaded and full and self.equations >= self.unknowns
+
+    @property
+    def form(self) -> str | None:
+        """The closed form to try: where positions are uploaded, `row_space` adds nothing."""
+        if self.uploads_position and self.uploads_patches:
+            return "patch_solve"
+        return "row_space" if self.solvable_by_rows else None
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One defense of the spec."""
+
+    name: str
+    defense: Defense
+
+    def acts_on(self, *hooks: str) -> bool:
+        """Whether it overrides one of these hooks, in some round."""
+        kinds = {type(self.defense), type(self.defense.at_round(1, 0, [0]))}
+        return any(getattr(k, hook) is not getattr(Defense, hook) for k in kinds for hook in hooks)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that the rules look at."""
+
+    spec: Spec
+    classes: int
+    data_here: bool
+    shard: int | None  # samples of the client that holds fewest; None: not known
+    images: int | None  # distinct ones behind an update of that client; None: not known
+    steps: int | None  # that it takes; None: not known
+    guards: tuple[Guard, ...]
+    tokens: Tokens | None  # None: no ViT
+    head: tuple[str, ...]  # "weight" and "bias", as far as their gradients are uploaded
+    batchnorms: int
+    chain: bool  # a plain chain of layers, which R-GAP inverts one by one
+    parameters: int
+    rehearsal: Rehearsal
+
+    @property
+    def one_image(self) -> bool:
+        return self.images == 1
+
+    def guard(self, name: str) -> Guard | None:
+        return next((guard for guard in self.guards if guard.name == name), None)
+
+
+def gather(spec: Spec) -> Facts:
+    """The facts of a spec; a spec that could not run is an error, as it is in an audit."""
+    guards = tuple(
+        Guard(c.name, d) for c, d in zip(spec.defenses, create_defenses(spec.defenses), strict=True)
+    )
+    classes, shard = _data(spec)
+    steps, images = _behind(spec, shard)
+    model = prepared(spec, classes or ASSUMED_CLASSES, guards)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    tokens = _tokens(model, trained)
+    return Facts(
+        spec=spec,
+        classes=classes or ASSUMED_CLASSES,
+        data_here=classes is not None,
+        shard=shard,
+        images=images,
+        steps=steps,
+        guards=guards,
+        tokens=tokens,
+        head=_head(model, trained),
+        batchnorms=len(batchnorm_names(model)),
+        chain=_is_chain(model),
+        parameters=sum(p.numel() for p in model.parameters()),
+        rehearsal=rehearse(
+            spec,
+            model,
+            [guard.defense for guard in guards],
+            classes=classes or ASSUMED_CLASSES,
+            steps=(steps or 1) if images == 1 else 1,
+            form=tokens.form if tokens is not None and images == 1 else None,
+            acting=any(guard.acts_on(*ACTS) for guard in guards),
+            chance=any(guard.acts_on("protect_batch") for guard in guards),
+        ),
+    )
+
+
+def prepared(spec: Spec, classes: int, guards: tuple[Guard, ...]) -> nn.Module:
+    """The model as the defenses leave it; without numbers in it where it would be too large."""
+    model = _built(spec, classes)
+    for guard in guards:
+        model = guard.defense.prepare_model(model)
+    return model
+
+
+def _built(spec: Spec, classes: int) -> nn.Module:
+    side = spec.data.image_size
+    if spec.model.checkpoint:  # its positions are what they are, and it fits the whole model only
+        bare = spec.model.model_copy(update={"pretrained": False})
+        return build_model(bare, image_size=side, num_classes=classes, seed=spec.seed)
+    with torch.device("meta"):
+        whole = build_architecture(spec.model, image_size=side, num_classes=classes)
+    chosen = spec.model
+    if _blocks(whole) > SHALLOW:
+        shallow = chosen.model_copy(update={"options": {**chosen.options, "depth": SHALLOW}})
+        try:
+            with torch.device("meta"):
+                small = build_architecture(shallow, image_size=side, num_classes=classes)
+            if _blocks(small) == SHALLOW:
+                whole, chosen = small, shallow
+        except ModelError:
+            pass  # a class whose depth cannot be chosen is built as it is
+    if sum(p.numel() for p in whole.parameters()) > LARGEST:
+        return whole
+    return build_architecture(chosen, image_size=side, num_classes=classes)
+
+
+def _blocks(model: nn.Module) -> int:
+    try:
+        return len(vit_parts(model).blocks)
+    except ModelError:
+        return 0
+
+
+def _data(spec: Spec) -> tuple[int | None, int | None]:
+    """Classes, and samples of the smallest shard where they decide something; None: unknown."""
+    try:
+        images = images_of(spec.data, "train")
+    except DataError:
+        return None, None
+    shard = len(images) // spec.data.clients
+    if spec.data.partition.kind != "iid":  # the partitioner takes seconds to import
+        shard = min(len(own) for own in shards_of(spec.data, spec.seed))
+    return len(images.classes), shard
+
+
+def _behind(spec: Spec, shard: int | None) -> tuple[int | None, int | None]:
+    """Steps that the client with fewest samples takes in a round, and distinct pictures in them."""
+    train = spec.train
+    if train.local_epochs:
+        if shard is None:
+            return None, None
+        return train.local_epochs * -(-shard // train.batch_size), shard
+    steps = train.local_steps or 1
+    drawn = steps * train.batch_size
+    return steps, drawn if shard is None else min(drawn, shard)
+
+
+def _head(model: nn.Module, trained: set[str]) -> tuple[str, ...]:
+    try:
+        weight, *bias = head_names(model)
+    except ModelError:  # no linear head, so none whose gradient shows labels
+        return ()
+    uploaded = {"weight": weight in trained, "bias": bool(set(bias) & trained)}
+    return tuple(part for part, there in uploaded.items() if there)
+
+
+def _tokens(model: nn.Module, trained: set[str]) -> Tokens | None:
+    try:
+        parts = vit_parts(model)
+    except ModelError:
+        return None
+    weight = model.get_parameter(parts.patch_weight)
+    norm, qkv = _first_attention(model, parts)
+    joint = isinstance(qkv, nn.Linear) and qkv.bias is not None
+    attention = f"{parts.blocks[0]}.attn.qkv." if parts.blocks else ""
+    return Tokens(
+        patches=parts.tokens,
+        pixels=weight[0].numel(),
+        width=weight.shape[0],
+        prefix=parts.prefix_tokens,
+        centred=isinstance(norm, nn.LayerNorm),
+        positions=parts.position is not None,
+        position_rank=_position_rank(model, parts),
+        uploads_position=parts.position in trained,
+        uploads_patches=parts.patch_weight in trained,
+        uploads_attention=isinstance(norm, nn.LayerNorm)
+        and joint
+        and {f"{attention}weight", f"{attention}bias"} <= trained,
+    )
+
+
+def _first_attention(
+    model: nn.Module, parts: VitParts
+) -> tuple[nn.Module | None, nn.Module | None]:
+    if not parts.blocks:
+        return None, None
+    modules = dict(model.named_modules())
+    return modules.get(f"{parts.blocks[0]}.norm1"), modules.get(f"{parts.blocks[0]}.attn.qkv")
+
+
+def _position_rank(model: nn.Module, parts: VitParts) -> int:
+    """As `row_space` counts it; of numbers that were never made, the largest possible."""
+    if parts.position is None:
+        return 0
+    position = model.get_parameter(parts.position).detach()
+    rows = position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
+    if rows.is_meta:
+        return min(rows.shape)
+    return int(torch.linalg.matrix_rank(rows.double(), rtol=1e-5))
+
+
+def _is_chain(model: nn.Module) -> bool:
+    from fedsim.attacks.rgap import chain
+
+    try:
+        chain(model)
+    except AttackError:
+        return False
+    return True

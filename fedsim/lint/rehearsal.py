@@ -1,0 +1,165 @@
+"""Rehearsal: a made-up picture through the client's own code, to see what arithmetic leaves.
+
+Whether equations determine a picture is a matter of shapes. Whether 32-bit numbers, the local
+steps and the defenses leave enough of them is not: so one made-up picture after the other goes
+through fresh weights, the defenses and the closed forms. No data is read and no round is run.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.attacks import create_attack
+from fedsim.attacks.labels import recover_labels
+from fedsim.campaign.jobs import countered
+from fedsim.core.attack import no_progress
+from fedsim.core.defense import Defense
+from fedsim.core.errors import AttackError, FedsimError
+from fedsim.core.knowledge import THREATS, View
+from fedsim.core.learning import Protocol, local_update
+from fedsim.core.observation import Observation, Public
+from fedsim.core.spec import Spec
+
+EXACT_DB = 40.0  # a picture without a visible difference
+DRAWS, CHANCES = 4, 12  # batches: usually; where a defense tosses a coin for each
+LARGE, LARGE_DRAWS = 2e9, 2  # parameters times patches of 16 pixels: from here on, fewer of all
+MOST_LABELS = 8  # pictures in a batch whose labels are read
+CONTRAST = 0.35  # of made-up pictures: about an eighth of them is black or white
+LEAST_ERROR = 1e-16  # mean squared, as in the scores: 160 dB
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What came back. ``psnr``: of each picture, by the closed form ``form``; ``bare``: the same
+    without what defenses do to batches, gradients and updates."""
+
+    form: str | None = None
+    psnr: tuple[float, ...] = ()
+    bare: tuple[float, ...] = ()
+    labels: float | None = None  # share of batches whose labels were read without a mistake
+    batch: int = 0  # pictures in a batch whose labels were read
+    declined: str | None = None  # why there is none
+
+
+def rehearse(
+    spec: Spec,
+    model: nn.Module,
+    defenses: Sequence[Defense],
+    *,
+    classes: int,
+    steps: int,
+    form: str | None,
+    acting: bool,
+    chance: bool,
+) -> Rehearsal:
+    """Rehearse the closed ``form`` on ``steps`` steps of one picture, and the reading of labels.
+
+    ``acting``: a defense changes batches, gradients or updates, so both ways are compared;
+    ``chance``: one tosses a coin for each batch, so more batches are tried.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return Rehearsal(form, declined="the model is too large to be filled with numbers in time")
+    draws, most = CHANCES if chance else DRAWS, MOST_LABELS
+    if sum(p.numel() for p in model.parameters()) * spec.data.image_size**2 / 256 > LARGE:
+        draws = most = LARGE_DRAWS
+    stage, plain = Stage(spec, model, defenses, classes), Stage(spec, model, (), classes)
+    batch = min(spec.train.batch_size, most)
+    right: list[bool | None] = []
+    psnr: list[float] = []
+    bare: list[float] = []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of slow paths, which nobody waits for here
+            for draw in range(draws):
+                pictures, truth = stage.batch(draw, batch)
+                observation = stage.observe(draw, [(pictures, truth)] * steps)
+                right.append(stage.reads_labels(observation, truth))
+                if form is not None:
+                    psnr.append(stage.recovers(observation, pictures, form))
+            for draw in range(LARGE_DRAWS if form is not None and acting else 0):
+                assert form is not None
+                pictures, truth = plain.batch(draw, batch)
+                observation = plain.observe(draw, [(pictures, truth)] * steps)
+                bare.append(plain.recovers(observation, pictures, form))
+    except (FedsimError, ValueError, RuntimeError) as error:
+        # A model may not take a single picture (BatchNorm on 1 x 1) and a defense of somebody's
+        # own may fail: the audit would tell, here it is one finding.
+        reason = str(error).strip() or type(error).__name__
+        return Rehearsal(form, declined=reason.splitlines()[0].rstrip("."))
+    share = None if None in right else sum(map(bool, right)) / len(right)
+    return Rehearsal(form, tuple(psnr), tuple(bare), share, batch)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Client and server of a rehearsal."""
+
+    spec: Spec
+    model: nn.Module
+    defenses: Sequence[Defense]
+    classes: int
+
+    def batch(self, draw: int, size: int) -> tuple[Tensor, Tensor]:
+        coin = torch.Generator().manual_seed(draw)
+        labels = torch.randint(self.classes, (size,), generator=coin)
+        return made_up(size, self.spec.data.image_size, coin), labels
+
+    def observe(self, draw: int, batches: list[tuple[Tensor, Tensor]]) -> Observation:
+        # The first round and the last, in turns: a defense may begin later.
+        round_ = 1 if draw % 2 == 0 else self.spec.train.rounds
+        cohort = self.spec.cohort(round_)
+        update = local_update(
+            self.model,
+            batches,
+            Protocol.of(self.spec.train, self.spec.data),
+            defenses=[d.at_round(round_, cohort[0], cohort) for d in self.defenses],
+            rng=torch.Generator().manual_seed(1000 + draw),
+            seed=draw,
+        )
+        public = Public.of(self.spec, self.classes)
+        return Observation(round_, cohort[0], self.model.state_dict(), update, public)
+
+    def recovers(self, observation: Observation, truth: Tensor, form: str) -> float:
+        """PSNR of a closed form; 0 where it declines."""
+        view = View(
+            observation,
+            THREATS["C"].grants,
+            architecture=lambda: copy.deepcopy(self.model),
+            counter=partial(countered, observation) if self.defenses else None,
+        )
+        try:
+            result = create_attack(form).reconstruct(
+                view, device=torch.device("cpu"), progress=no_progress
+            )
+        except AttackError:  # what it needs was not uploaded, or is not finite: no picture
+            return 0.0
+        error = (result.images.double() - truth.double()).square().mean()
+        return float(-10 * torch.log10(error.clamp(min=LEAST_ERROR)))
+
+    def reads_labels(self, observation: Observation, truth: Tensor) -> bool | None:
+        """Whether the labels of one step are read without a mistake; None without a head."""
+        protocol = observation.public.protocol
+        try:
+            found = recover_labels(observation.update, self.model, len(truth), protocol=protocol)
+        except AttackError:
+            return None
+        return found.tolist() == truth.sort().values.tolist()
+
+
+def made_up(count: int, side: int, coin: torch.Generator) -> Tensor:
+    """Pictures (count, 3, side, side) in 8 bits: smooth noise with blown-out areas, in which
+    closed forms have as hard a time as with photographs. Channels mostly agree."""
+    noise = torch.randn(count, 4, side, side, generator=coin)
+    rows, columns = torch.fft.fftfreq(side)[:, None], torch.fft.fftfreq(side)[None]
+    far = (rows.square() + columns.square()).clamp(min=side**-2)
+    smooth = torch.fft.ifft2(torch.fft.fft2(noise) / far).real
+    smooth = CONTRAST * smooth / smooth.std((2, 3), keepdim=True)
+    coloured = 0.5 + smooth[:, :1] + 0.3 * smooth[:, 1:]
+    return (coloured.clamp(0, 1) * 255).round() / 255

@@ -1,0 +1,46 @@
+"""Privacy budgets: what differential privacy a spec's defenses promise after all its rounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fedsim.clients.shards import shards_of
+from fedsim.core.defense import Exposure
+from fedsim.core.spec import Spec
+from fedsim.defenses import create_defenses
+
+
+def exposures(spec: Spec) -> list[Exposure]:
+    """How often each client's samples are used, client by client."""
+    cohorts = [spec.cohort(round_) for round_ in range(1, spec.train.rounds + 1)]
+    found = []
+    for client, shard in enumerate(shards_of(spec.data, spec.seed)):
+        rounds = sum(client in cohort for cohort in cohorts)
+        a_round = spec.train.local_steps or 1
+        if spec.train.local_epochs:
+            a_round = spec.train.local_epochs * math.ceil(len(shard) / spec.train.batch_size)
+        rate = min(1.0, spec.train.batch_size / len(shard))
+        found.append(Exposure(rate, a_round * rounds, rounds))
+    return found
+
+
+def budgets(spec: Spec) -> list[dict[str, Any]]:
+    """For every defense that promises one: the budget of the client that spends most."""
+    told = []
+    for component, defense in zip(spec.defenses, create_defenses(spec.defenses), strict=True):
+        each = [
+            b for e in set(exposures(spec)) if e.rounds and (b := defense.budget(e)) is not None
+        ]
+        if each:
+            worst = max(each, key=lambda budget: budget.epsilon)
+            finite = math.isfinite(worst.epsilon)
+            told.append(
+                {
+                    "defense": component.name,
+                    "epsilon": worst.epsilon if finite else None,  # None: no promise at all
+                    "delta": worst.delta,
+                    "protects": worst.protects,
+                }
+            )
+    return told

@@ -1,0 +1,158 @@
+"""Verdicts: what the scores mean, in careful words. The rules stand here and nowhere else.
+
+    LEAKS          at least one image at 30 dB or more, and at least 3 dB above the baseline
+    MIS-SPECIFIED  the canary failed: the simulator does not reproduce the updates observed
+    PARTIAL        on average above the baseline in PSNR or SSIM, the 95 % interval of the paired
+                   difference clear of 1 dB or 0.05; or pictures told from a gallery of others
+                   more often than chance allows once in a thousand times
+    NOT RECOVERED  otherwise: by this attack, at this budget
+    NO RESULT      every job of the attack failed
+
+The first that holds counts: a picture that came back has leaked, whatever else is wrong. The
+baseline is `prior_only`, which never sees the update, on the same image; where there is none (an
+eavesdropper knows too little to guess), LEAKS asks for the 30 dB alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from fedsim.core.attack import BASELINE
+from fedsim.core.spec import Spec
+from fedsim.scoring.scores import CANARY_TOLERANCE
+from fedsim.scoring.statistics import (
+    KEYS,
+    above_chance,
+    bootstrap,
+    clean,
+    describe,
+    label_accuracy,
+    proportion,
+)
+
+RECOVERED_DB, ABOVE_BASELINE_DB = 30.0, 3.0
+PARTIAL_DB, PARTIAL_SSIM = 1.0, 0.05
+PARTIAL_CHANCE = 1e-3
+METRICS = ("mse", "psnr", "psnr_registered", "ssim", "lpips", "fft2d")
+
+
+def summarise(
+    scores: pd.DataFrame,
+    spec: Spec,
+    labels: list[str],
+    ledgers: dict[str, list[str]],
+    failed: list[dict[str, str]],
+    gallery: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """One entry an attack, in the order of the spec; the baseline last. ``gallery`` says what
+    identification is to be read against."""
+    baseline = scores[scores["attack"] == BASELINE]
+    entries = []
+    for label in labels:
+        own, ledger = scores[scores["attack"] == label], ledgers.get(label, [])
+        if own.empty:
+            reasons = [job["reason"] for job in failed if job["attack"] == label]
+            entries.append(_no_result(label, ledger, reasons))
+        else:
+            entries.append(_one(own, baseline, label, ledger, spec.seed, gallery))
+    return entries
+
+
+def _no_result(label: str, ledger: list[str], reasons: list[str]) -> dict[str, Any]:
+    why = reasons[0] if reasons else "none of its victims was observed and could be scored."
+    words = f"{label} gave no result: {why}"
+    return {"attack": label, "verdict": "NO RESULT", "images": 0, "ledger": ledger, "words": words}
+
+
+def _one(
+    own: pd.DataFrame,
+    baseline: pd.DataFrame,
+    label: str,
+    ledger: list[str],
+    seed: int,
+    gallery: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    paired = own.merge(baseline, on=KEYS, how="left", suffixes=("", "_baseline"))
+    canary, labels = own["canary"].astype(float), label_accuracy(own)
+    entry: dict[str, Any] = {
+        "attack": label,
+        "images": len(own),
+        "pictures": int(own.groupby(KEYS).ngroups),
+        "recovered": _recovered(paired),
+        "victims": int(own.groupby(["round", "client"]).ngroups),
+        "metrics": {m: describe(own, m, seed) for m in METRICS},
+        "baseline": {m: _mean(baseline[m]) for m in METRICS},
+        "label_accuracy": labels["rate"] if labels else None,
+        "labels": labels,
+        "identification": _identification(own, gallery),
+        "canary": {
+            "ok": bool(canary.notna().all() and (canary <= CANARY_TOLERANCE).all()),
+            "worst": clean(canary.max()),
+            "tolerance": CANARY_TOLERANCE,
+        },
+        "seconds": clean(own.groupby(["round", "client", "trial"])["seconds"].first().sum()),
+        "ledger": ledger,
+    }
+    entry["verdict"] = "BASELINE" if label == BASELINE else _verdict(entry, paired, seed)
+    entry["words"] = _words(entry)
+    return entry
+
+
+def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int) -> str:
+    if entry["recovered"]:
+        return "LEAKS"
+    if not entry["canary"]["ok"]:
+        return "MIS-SPECIFIED"
+    for metric, margin in (("psnr", PARTIAL_DB), ("ssim", PARTIAL_SSIM)):
+        paired["gain"] = paired[metric] - paired[f"{metric}_baseline"]
+        compared = paired.dropna(subset=["gain"])
+        if len(compared) and bootstrap(compared, "gain", seed)[0] > margin:
+            return "PARTIAL"
+    told = entry["identification"]
+    if told is not None and told["by_chance"] < PARTIAL_CHANCE:
+        return "PARTIAL"
+    return "NOT RECOVERED"
+
+
+def _identification(own: pd.DataFrame, gallery: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """How often a reconstruction told its own picture from the gallery's, against chance. The
+    first trial counts: later ones of the same picture are no new evidence."""
+    first = own[own["trial"] == own["trial"].min()]["identified"].dropna()
+    if gallery is None or first.empty:
+        return None
+    hits = int(first.sum())
+    by_chance = above_chance(hits, len(first), float(gallery["chance"]))
+    return {**gallery, **proportion(hits, len(first)), "of": len(first), "by_chance": by_chance}
+
+
+def _recovered(paired: pd.DataFrame) -> int:
+    """How many distinct pictures came back, in any trial, by the rule for LEAKS."""
+    gain = paired["psnr"] - paired["psnr_baseline"]
+    hit = (paired["psnr"] >= RECOVERED_DB) & ((gain >= ABOVE_BASELINE_DB) | gain.isna())
+    return int(paired[hit].groupby(KEYS).ngroups)
+
+
+def _words(entry: dict[str, Any]) -> str:
+    psnr, name = entry["metrics"]["psnr"], entry["attack"]
+    mean, best = psnr["mean"], psnr["worst_case"]
+    base = entry["baseline"]["psnr"]
+    against = f" (a guess without the update: {base:.1f} dB)" if base is not None else ""
+    return {
+        "LEAKS": f"{name} reconstructed the clients' pictures: {mean:.1f} dB on average, "
+        f"{best:.1f} dB for the worst-hit client{against}.",
+        "PARTIAL": f"{name} learned more than a guess, without a clear picture: {mean:.1f} dB on "
+        f"average{against}.",
+        "NOT RECOVERED": f"{name} did not recover the pictures at this budget: {mean:.1f} dB on "
+        f"average{against}. A stronger attack may.",
+        "MIS-SPECIFIED": f"{name} attacked a protocol that is not the one the clients followed: "
+        f"their true batches, replayed, do not give their updates. Its scores say nothing about "
+        f"safety.",
+        "BASELINE": f"A guess that never sees the update scores {mean:.1f} dB.",
+    }[entry["verdict"]]
+
+
+def _mean(values: pd.Series) -> float | None:
+    return None if values.isna().all() else clean(values.astype(float).mean())

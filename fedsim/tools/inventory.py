@@ -1,0 +1,92 @@
+"""Inventory: what can be named in a spec, and what this machine has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from fedsim.attacks import ATTACKS
+from fedsim.audit.stages import versions
+from fedsim.clients.data.datasets import dataset_names
+from fedsim.core.errors import ModelError
+from fedsim.core.knowledge import THREATS
+from fedsim.core.metrics import lpips_unavailable
+from fedsim.core.registry import resolve
+from fedsim.core.weights import BACKBONES, load_backbone
+from fedsim.defenses import DEFENSES
+
+
+def _first_lines(kind: str, table: Mapping[str, str]) -> dict[str, str]:
+    """The first sentence of each entry's module: what it is."""
+    import sys
+
+    lines = {}
+    for name in sorted(table):
+        module = sys.modules[resolve(kind, table, name).__module__]
+        lines[name] = (module.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
+    return lines
+
+
+def _models() -> dict[str, str]:
+    import timm
+
+    return dict.fromkeys(timm.list_models(), "")
+
+
+DATA_WORDS = {
+    "photos": "built in: crops of scikit-image's colour photographs, labelled by picture",
+    "lfw_subset": "built in: 200 small grey pictures, faces and not",
+    "imagefolder": "any tree of class/picture under data.path, or a zip of one",
+    "imagenet": "under data.path: folders by synset id, a flat val/ with the devkit, or Kaggle's",
+    "celeba": "under data.path: the official files; data.label is an attribute or identity",
+    "cifar10": "under data.path: the official python batches, class folders, or zips of them",
+    "cifar100": "under data.path: as cifar10; data.label is fine or coarse",
+    "mnist": "under data.path: the four idx files, packed or not",
+    "hf:<name>": "a data set of the Hugging Face hub, or one saved by datasets under data.path",
+}
+
+INVENTORY: dict[str, Callable[[], dict[str, str]]] = {
+    "attacks": lambda: _first_lines("attack", ATTACKS),
+    "defenses": lambda: _first_lines("defense", DEFENSES),
+    "data": lambda: {name: DATA_WORDS.get(name, "") for name in dataset_names()},
+    "threats": lambda: {
+        t.letter: f"{t.name}: {t.words} Grants {', '.join(sorted(t.grants))}."
+        for t in THREATS.values()
+    },
+    "models": _models,
+}
+
+
+def weights_here() -> dict[str, str]:
+    """The weights that can be fetched, and whether they were."""
+    found = {}
+    for name in BACKBONES:
+        try:
+            load_backbone(name)
+            found[name] = f"{BACKBONES[name].file}"
+        except ModelError as error:
+            found[name] = str(error)
+    return found
+
+
+def diagnose() -> dict[str, str]:
+    """What matters for a run on this machine, one line each."""
+    findings = dict(versions())
+    cuda = torch.cuda.is_available()
+    findings["device"] = torch.cuda.get_device_name(0) if cuda else "CPU (torch sees no GPU)"
+    findings["cores"] = str(os.cpu_count())
+    findings["ray"] += " (installed)" if find_spec("ray") else " (missing)"
+    findings["LPIPS"] = lpips_unavailable() or "weights found"
+    hub = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "hub"
+    models = sorted(p.name for p in hub.glob("models--timm--*")) if hub.is_dir() else []
+    findings["pretrained"] = (
+        f"{len(models)} timm models in the hub cache"
+        if models
+        else "none in the hub cache; model.pretrained needs a network, model.checkpoint a file"
+    )
+    findings["data"] = f"{', '.join(dataset_names())} (photos and lfw_subset are built in)"
+    return findings

@@ -1,0 +1,198 @@
+"""Position embeddings under the loupe: what a ViT's positions hold, and how much it leans on them.
+
+The measures of the MJP paper (Liu et al. 2022):
+
+- explained variance and accumulated eigenvalues of the position embedding;
+- the error of reading a patch's place from its embedding by linear regression, in five folds: in
+  patches along the sequence (1-D), and in the grid with sides of length one (2-D);
+- Diff-norm: how far the features of a picture move when a part of its patches is shuffled (the
+  norm itself; the paper's formula squares it); Consistency: how often the prediction stays;
+- accuracy when patches are shuffled, by masking ratio.
+
+A model trained with MJP is told which places are unknown, as in its training.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from fedsim.clients.shards import images_of
+from fedsim.core.errors import RunError
+from fedsim.core.files import read_tensors, write_atomically, write_json
+from fedsim.core.learning import Protocol
+from fedsim.core.models import VitParts, build_architecture, vit_parts
+from fedsim.core.run import Run
+from fedsim.core.spec import Spec
+from fedsim.defenses import create_defenses
+from fedsim.defenses.jigsaw import block_mask, rearrange, shuffled_order
+from fedsim.defenses.mjp import Puzzle, coordinates
+from fedsim.federation.checkpoint import split
+
+RATIOS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+DIMENSIONS = (1, 2, 3, 4, 5, 6, 7)
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was measured; lists go with ``ratios`` or ``dimensions``."""
+
+    grid: tuple[int, int]
+    dimensions: tuple[int, ...]
+    explained_variance: list[float]
+    eigenvalues: list[float]  # accumulated, as a share of all
+    mae_1d: float
+    mae_2d: float
+    ratios: tuple[float, ...]
+    diff_norm: list[float]
+    consistency: list[float]
+    accuracy: list[float]
+    pictures: int
+
+
+def analyse(source: Path, output: Path | None = None, *, pictures: int = 256) -> Findings:
+    """Measure the model a run ended with; numbers, and a picture of the positions, go to
+    ``output`` (the run's folder ``positions`` by default)."""
+    run = Run.open(source if source.is_dir() else source.parent)
+    model = load_final_model(run, source if source.is_file() else None)
+    spec = run.spec
+    parts = vit_parts(model)
+    if parts.position is None:
+        raise RunError("the model has no position embedding to look at.")
+    rows = model.get_parameter(parts.position).detach()[0, parts.prefix_tokens :].double()
+    shares = explained_variance(rows)
+    shuffled = [shuffling(model, spec, parts, ratio, pictures) for ratio in RATIOS]
+    findings = Findings(
+        parts.grid,
+        DIMENSIONS,
+        [float(shares[:k].sum()) for k in DIMENSIONS],
+        [float(share) for share in shares.cumsum(0)[:16]],
+        regression_error(rows, torch.arange(len(rows), dtype=torch.float64)[:, None]),
+        regression_error(rows, coordinates(parts.grid).double()),
+        RATIOS,
+        [apart for apart, _, _ in shuffled],
+        [same for _, same, _ in shuffled],
+        [right for _, _, right in shuffled],
+        min(pictures, len(images_of(spec.data, "test"))),
+    )
+    folder = output or run.root / "positions"
+    write_json(folder / "positions.json", asdict(findings))
+    centred = rows - rows.mean(0)
+    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+    axes = ("first principal direction", "second")
+    draw_points((centred @ directions[:2].T).numpy(), parts.grid, axes, folder / "positions.png")
+    if importlib.util.find_spec("umap") is not None:
+        flat = umap_projection(rows.numpy())
+        draw_points(flat, parts.grid, ("UMAP, first axis", "second"), folder / "umap.png")
+    return findings
+
+
+def umap_projection(rows: np.ndarray) -> np.ndarray:
+    """The embeddings in the plane, neighbours kept together (the paper's Figure 7)."""
+    import umap
+
+    with warnings.catch_warnings():  # that a seed means one thread
+        warnings.simplefilter("ignore")
+        reducer = umap.UMAP(n_neighbors=min(15, len(rows) - 1), random_state=0, init="pca")
+        return np.asarray(reducer.fit_transform(rows))
+
+
+def explained_variance(rows: Tensor) -> Tensor:
+    """The share of the variance along each principal direction, largest first."""
+    squares = torch.linalg.svdvals(rows - rows.mean(0)).square()
+    return squares / squares.sum().clamp(min=1e-300)
+
+
+def regression_error(rows: Tensor, places: Tensor) -> float:
+    """Mean absolute error of places read from embeddings by least squares, over folds held out."""
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+    errors = []
+    for fold in range(FOLDS):
+        held = order[fold::FOLDS]
+        rest = torch.tensor([i for i in order.tolist() if i not in set(held.tolist())])
+        mean, centre = rows[rest].mean(0), places[rest].mean(0)
+        solved = torch.linalg.lstsq(
+            rows[rest] - mean, places[rest] - centre, driver="gelsd", rcond=1e-6
+        ).solution
+        found = (rows[held] - mean) @ solved + centre
+        errors.append((found - places[held]).abs())
+    return float(torch.cat(errors).mean())
+
+
+def shuffling(
+    model: nn.Module, spec: Spec, parts: VitParts, ratio: float, count: int
+) -> tuple[float, float, float]:
+    """Diff-norm, Consistency and accuracy on test pictures, a share of their patches shuffled."""
+    images = images_of(spec.data, "test")
+    protocol = Protocol.of(spec.train, spec.data)
+    rng = torch.Generator().manual_seed(0)
+    apart, same, right, seen = 0.0, 0, 0, 0
+    with torch.no_grad():
+        for row in range(min(count, len(images))):
+            picture = images.image(row)[None]
+            mask = block_mask(parts.grid, ratio, rng) if ratio > 0 else None
+            moved = picture
+            if mask is not None:
+                moved = rearrange(picture, parts.grid, shuffled_order(mask, rng))
+            before, first = _seen(model, protocol.normalise(picture), None)
+            after, second = _seen(model, protocol.normalise(moved), mask)
+            apart += float((before - after).norm())
+            same += int(first == second)
+            right += int(second == int(images.labels[row]))
+            seen += 1
+    return apart / seen, same / seen, right / seen
+
+
+def _seen(model: nn.Module, picture: Tensor, mask: Tensor | None) -> tuple[Tensor, int]:
+    """Features before the head and the predicted class."""
+    puzzle = vars(model).get("puzzle")
+    if isinstance(puzzle, Puzzle):
+        puzzle.mask = mask
+    net: Any = model
+    features = net.forward_head(net.forward_features(picture), pre_logits=True)
+    return features[0], int(net.get_classifier()(features).argmax())
+
+
+def load_final_model(run: Run, file: Path | None = None) -> nn.Module:
+    """The model a run ended with, or that of another checkpoint of it, ready to be asked."""
+    file, spec = file or run.checkpoint, run.spec
+    if not file.is_file():
+        raise RunError(f"'{run.root}' has no checkpoint yet: its rounds are not done.")
+    classes = len(images_of(spec.data, "train").classes)
+    model = build_architecture(spec.model, image_size=spec.data.image_size, num_classes=classes)
+    for defense in create_defenses(spec.defenses):
+        model = defense.prepare_model(model)
+    model.load_state_dict(split(read_tensors(file)[0])[0])
+    return model.eval()
+
+
+def draw_points(
+    flat: np.ndarray, grid: tuple[int, int], names: tuple[str, str], path: Path
+) -> None:
+    """Embeddings in the plane, (N, 2), neighbours in the grid joined."""
+    points = flat.reshape(*grid, 2)
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for lines in (points, np.swapaxes(points, 0, 1)):
+        for line in lines:
+            axes.plot(line[:, 0], line[:, 1], color="#c9cdd2", lw=0.8, zorder=1)
+    shade = np.arange(grid[0] * grid[1])
+    across, up = points.reshape(-1, 2).T
+    axes.scatter(across, up, c=shade, cmap="viridis", s=22, zorder=2)
+    axes.set(xlabel=names[0], ylabel=names[1], aspect="equal")
+    axes.spines[["top", "right"]].set_visible(False)
+    held = io.BytesIO()
+    figure.savefig(held, dpi=140)
+    write_atomically(path, held.getvalue())

@@ -1,0 +1,361 @@
+"""Comparing: runs side by side. What differs in their specs, what came out, the same pictures.
+
+Two runs attacked the same picture only where its pixels say so: the same round and client of
+another seed is another picture.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+
+from fedsim.campaign.plan import jobs_of, victims
+from fedsim.core.attack import BASELINE
+from fedsim.core.errors import RunError
+from fedsim.core.run import Run
+from fedsim.core.spec import Spec
+from fedsim.report.pictures import Pair, load_pairs, spread
+from fedsim.scoring.verdict import KEYS, RECOVERED_DB, bootstrap
+from fedsim.viewer.charts import Interval, Series, curves, intervals
+from fedsim.viewer.files import DAMAGE, Files, inside, reason
+from fedsim.viewer.status import Outcome, Standing, rounds_of
+
+MOST_RUNS = 4
+SHARED_SHOWN, OWN_SHOWN, ATTACKS_SHOWN = 6, 4, 3
+HIGHEST_DB = 50.0  # of the scale; an exact copy stands beyond it
+NOT_SET = "not set"
+NUMERIC = [*KEYS, "trial", "psnr", "ssim", "label_true", "label_recovered"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A mean with its interval, as a table shows it; None where there is none."""
+
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One attack in one run."""
+
+    number: int
+    outcome: Outcome | None
+    psnr: Cell
+    ssim: Cell
+    lpips: Cell
+    labels: Cell
+
+
+@dataclass(frozen=True)
+class Victim:
+    """One picture that several runs attacked, and what each made of it."""
+
+    pair: Pair  # of the first run: the original is the same in all
+    guesses: list[tuple[int, Pair]]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures of one attack: shared victims, or each run's own closest ones."""
+
+    title: str
+    victims: list[Victim]
+    own: list[tuple[int, str, list[Pair]]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything the page shows."""
+
+    runs: list[Standing]
+    differences: list[tuple[str, list[str]]]
+    attacks: list[tuple[str, list[Line]]]
+    spans: Any  # a chart of the PSNR, None where there is none
+    charts: list[tuple[str, Any]]
+    galleries: list[Gallery]
+    problems: list[tuple[int, str]]
+
+    @property
+    def several_updates(self) -> bool:
+        held = [line.outcome for _, lines in self.attacks for line in lines]
+        return any(outcome is not None and outcome.victims > 1 for outcome in held)
+
+
+def compare(files: Files, runs: list[Standing]) -> Comparison:
+    """Lay these runs side by side; what cannot be read is said beside what can."""
+    problems = [(n, words) for n, run in enumerate(runs, 1) for words in run.problems]
+    scores = {n: _scores(files, run, n, problems) for n, run in enumerate(runs, 1)}
+    attacks = _attacks(runs, scores)
+    return Comparison(
+        runs,
+        differences([run.spec for run in runs]),
+        attacks,
+        _spans(runs, attacks),
+        _charts(files, runs),
+        _galleries(runs, scores, problems),
+        problems,
+    )
+
+
+def differences(specs: list[Spec | None]) -> list[tuple[str, list[str]]]:
+    """The keys in which the specs differ, with each one's value."""
+    flat = [_flat(spec.model_dump(mode="json")) if spec else {} for spec in specs]
+    keys = list(dict.fromkeys(key for held in flat for key in held))
+    rows = [(key, [held.get(key, NOT_SET) for held in flat]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _flat(content: dict[str, Any], before: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{before}{key}.")
+        else:
+            found[f"{before}{key}"] = _told(value)
+    return found
+
+
+def _told(value: Any) -> str:
+    if value is None or value in ([], {}):
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "; ".join(_told(one) for one in value)
+    if isinstance(value, dict) and "name" in value:
+        options = {k: v for k, v in value.items() if k != "name" and v is not None}
+        words = ", ".join(f"{k} {_told(v)}" for k, v in options.items())
+        return f"{value['name']} ({words})" if words else str(value["name"])
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_told(v)}" for k, v in value.items())
+    return str(value)
+
+
+def _scores(
+    files: Files, run: Standing, number: int, problems: list[tuple[int, str]]
+) -> pd.DataFrame | None:
+    if run.state != "finished":
+        return None
+    try:
+        return files.parse(run.place.root, "scores.csv", _score_table)
+    except RunError as error:
+        problems.append((number, reason(error)))
+        return None
+
+
+def _score_table(content: bytes) -> pd.DataFrame:
+    table = pd.read_csv(io.BytesIO(content))
+    lacking = [name for name in (*NUMERIC, "attack") if name not in table.columns]
+    if lacking:
+        raise RunError(f"scores.csv has no column {lacking[0]}.")
+    for name in NUMERIC:
+        table[name] = pd.to_numeric(table[name], errors="coerce")
+    table = table.dropna(subset=[*KEYS, "trial", "attack"])
+    return table.astype(dict.fromkeys([*KEYS, "trial"], int))
+
+
+def _attacks(
+    runs: list[Standing], scores: dict[int, pd.DataFrame | None]
+) -> list[tuple[str, list[Line]]]:
+    """The attacks of all runs, the strongest finding first, the baseline last."""
+    held = sorted((o for run in runs for o in run.outcomes), key=lambda o: o.rank)
+    names = list(dict.fromkeys(o.attack for o in held if o.attack != BASELINE))
+    if any(o.attack == BASELINE for o in held):
+        names.append(BASELINE)
+    found = []
+    for name in names:
+        lines = []
+        for number, run in enumerate(runs, 1):
+            outcome = next((o for o in run.outcomes if o.attack == name), None)
+            seed = run.spec.seed if run.spec else 0
+            metric = partial(_cell, outcome)
+            labels = _labels(outcome, scores[number], seed)
+            lines.append(
+                Line(number, outcome, metric("psnr"), metric("ssim"), metric("lpips"), labels)
+            )
+        found.append((name, lines))
+    return found
+
+
+def _cell(outcome: Outcome | None, metric: str) -> Cell:
+    held = outcome.metrics.get(metric, {}) if outcome else {}
+    several = outcome is not None and outcome.victims > 1
+    low, high = (held.get("low"), held.get("high")) if several else (None, None)
+    return Cell(held.get("mean"), low, high)
+
+
+def _labels(outcome: Outcome | None, scores: pd.DataFrame | None, seed: int) -> Cell:
+    """Labels that are right, with an interval like that of the metrics."""
+    if outcome is None or outcome.label_accuracy is None:
+        return Cell(None)
+    own = scores[scores["attack"] == outcome.attack] if scores is not None else None
+    if own is None or own.empty or outcome.victims < 2:
+        return Cell(outcome.label_accuracy)
+    right = own.assign(right=(own["label_recovered"] == own["label_true"]).astype(float))
+    return Cell(outcome.label_accuracy, *bootstrap(right, "right", seed))
+
+
+def _charts(files: Files, runs: list[Standing]) -> list[tuple[str, Any]]:
+    rounds = {n: rounds_of(files, run.place) for n, run in enumerate(runs, 1)}
+
+    def series(column: str, scale: float = 1.0) -> list[Series]:
+        return [
+            Series(n, runs[n - 1].place.name, points_of(rows, column, scale))
+            for n, rows in rounds.items()
+        ]
+
+    drawn = [
+        ("Test accuracy, %", curves(series("test_accuracy", 100.0), "Test accuracy", top=100.0)),
+        ("Training loss", curves(series("train_loss"), "Training loss")),
+    ]
+    return [(title, drawing) for title, drawing in drawn if drawing is not None]
+
+
+def _spans(runs: list[Standing], attacks: list[tuple[str, list[Line]]]) -> Any:
+    """Mean PSNR of each attack in each run, with its interval."""
+    groups = [
+        (
+            name,
+            [
+                Interval(
+                    line.number,
+                    runs[line.number - 1].place.name,
+                    line.psnr.mean,
+                    line.psnr.mean if line.psnr.low is None else line.psnr.low,
+                    line.psnr.mean if line.psnr.high is None else line.psnr.high,
+                )
+                for line in lines
+                if line.psnr.mean is not None
+            ],
+        )
+        for name, lines in attacks
+    ]
+    return intervals(groups, "Mean PSNR by attack", "dB", RECOVERED_DB, HIGHEST_DB)
+
+
+def points_of(
+    rows: list[dict[str, float | None]], column: str, scale: float = 1.0
+) -> list[tuple[float, float]]:
+    """Round and value, where there is one."""
+    found = []
+    for row in rows:
+        round_, value = row.get("round"), row.get(column)
+        if round_ is not None and value is not None:
+            found.append((round_, scale * value))
+    return found
+
+
+Loader = Callable[[pd.DataFrame], list[Pair]]
+
+
+def _galleries(
+    runs: list[Standing],
+    scores: dict[int, pd.DataFrame | None],
+    problems: list[tuple[int, str]],
+) -> list[Gallery]:
+    held = {n: table for n, table in scores.items() if table is not None and len(table)}
+    if not held:
+        return []
+    loaders = {n: _loader(runs[n - 1], table) for n, table in held.items()}
+    names = {n: [o.attack for o in runs[n - 1].verdicts if o.images] for n in held}
+    first = next(iter(names.values()))
+    common = [a for a in first if all(a in own for own in names.values())]
+    chosen: list[tuple[str, dict[int, str]]] = [
+        (attack, dict.fromkeys(held, attack)) for attack in common[:ATTACKS_SHOWN]
+    ]
+    if not chosen:
+        chosen = [
+            ("The strongest attack of each run", {n: own[0] for n, own in names.items() if own})
+        ]
+    found = []
+    for title, attacks in chosen:
+        own = {n: _closest_trials(held[n], attack) for n, attack in attacks.items()}
+        try:
+            shared = _shared(own, loaders) if len(own) > 1 else []
+        except DAMAGE:  # said below, where each run is loaded by itself
+            shared = []
+        each = [] if shared else _each(own, attacks, loaders, problems)
+        if shared or any(pairs for _, _, pairs in each):
+            found.append(Gallery(title, shared, each))
+    return found
+
+
+def _loader(run: Standing, scores: pd.DataFrame) -> Loader:
+    """Opens the pictures of some rows; only those that lie in the run's own directory."""
+    spec, place = run.spec, run.place
+    assert spec is not None
+
+    def load(rows: pd.DataFrame) -> list[Pair]:
+        opened = Run(place.root)
+        wanted = {tuple(map(int, row)) for row in rows[["round", "client"]].to_numpy()}
+        jobs = [
+            job
+            for job in jobs_of(opened, spec, [v for v in victims(spec) if v in wanted])
+            if inside(opened.reconstructions, job.result)
+            and inside(opened.vault, opened.vault / f"{job.victim}.safetensors")
+        ]
+        return load_pairs(opened, jobs, scores, rows)
+
+    return load
+
+
+def _closest_trials(table: pd.DataFrame, attack: str) -> pd.DataFrame:
+    """One row a picture: of several trials, the closest."""
+    own = table[table["attack"] == attack].dropna(subset=["psnr"])
+    best = own.sort_values("psnr", ascending=False, kind="stable").drop_duplicates(KEYS)
+    return best.set_index(KEYS, drop=False).rename_axis(["r", "c", "i"])
+
+
+def _shared(own: dict[int, pd.DataFrame], loaders: dict[int, Loader]) -> list[Victim]:
+    """Pictures that every run attacked, spread from the closest to the farthest on average."""
+    keys = set.intersection(*(set(table.index) for table in own.values()))
+    if not keys:
+        return []
+    means = pd.DataFrame(
+        [(key, sum(float(t.loc[key, "psnr"]) for t in own.values())) for key in sorted(keys)],
+        columns=["key", "psnr"],
+    )
+    chosen = list(spread(means, SHARED_SHOWN)["key"])
+    by_run: dict[int, dict[tuple[int, ...], Pair]] = {}
+    for number, table in own.items():
+        rows = table.loc[chosen].reset_index(drop=True)
+        by_run[number] = {
+            tuple(int(pair.row[k]) for k in KEYS): pair for pair in loaders[number](rows)
+        }
+    found = []
+    for key in chosen:
+        pairs = [(number, held[key]) for number, held in by_run.items() if key in held]
+        if len(pairs) == len(own) and all(_alike(pairs[0][1], pair) for _, pair in pairs):
+            found.append(Victim(pairs[0][1], pairs))
+    return found
+
+
+def _alike(one: Pair, other: Pair) -> bool:
+    return one.truth.shape == other.truth.shape and torch.equal(one.truth, other.truth)
+
+
+def _each(
+    own: dict[int, pd.DataFrame],
+    attacks: dict[int, str],
+    loaders: dict[int, Loader],
+    problems: list[tuple[int, str]],
+) -> list[tuple[int, str, list[Pair]]]:
+    """Each run's closest pictures."""
+    found = []
+    for number, table in own.items():
+        rows = table.reset_index(drop=True).head(OWN_SHOWN)
+        try:
+            pairs = loaders[number](rows)
+        except DAMAGE as error:
+            problems.append((number, f"Its pictures cannot be shown: {reason(error)}"))
+            pairs = []
+        found.append((number, attacks[number], pairs))
+    return found

@@ -1,0 +1,377 @@
+"""Standing: how far a run got, told by its files alone.
+
+planned   a spec and nothing else
+running   rounds or jobs are done, others are missing, and files changed of late
+stopped   the same, but nothing was written for a while: stopped, or in one very long job
+trained   every round is done and no attack was run (`fedsim run`)
+finished  there is a summary
+damaged   its spec or its summary cannot be read
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from fedsim.campaign.plan import labelled_attacks, victims
+from fedsim.core.attack import BASELINE
+from fedsim.core.errors import RunError
+from fedsim.core.observation import observation_name
+from fedsim.core.spec import Spec, load_spec
+from fedsim.report.content import RANK
+from fedsim.report.formats import count
+from fedsim.viewer.files import Files, exists, inside, reason
+from fedsim.viewer.run_index import Place
+
+QUIET_SECONDS = 300.0
+SETTLED_SECONDS = 15.0  # between the last round and the first attack of an audit
+MOST_PLANNED = 2_000_000  # updates; counting more would stop the viewer
+EVENTS_SHOWN, FAILURES_SHOWN = 12, 6
+ROUND_COLUMNS = ["round", "clients", "failed", "train_loss", "test_loss", "test_accuracy"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A spec, and the names of the results that each of its attacks is to leave."""
+
+    spec: Spec
+    results: dict[str, frozenset[str]]
+
+    @classmethod
+    def parse(cls, content: bytes) -> Planned:
+        held = yaml.safe_load(content)
+        if not isinstance(held, dict):
+            raise RunError("spec.yaml is empty or no spec.")
+        spec = load_spec(held)
+        if max(spec.train.rounds, spec.data.clients, spec.audit.trials) > MOST_PLANNED or (
+            spec.train.rounds * spec.cohort_size * spec.audit.trials > MOST_PLANNED
+        ):
+            raise RunError("spec.yaml plans more jobs than can be counted here.")
+        chosen = [observation_name(*victim) for victim in victims(spec)]
+        return cls(
+            spec,
+            {
+                label: frozenset(
+                    f"{victim}-trial-{trial}"
+                    for victim in chosen
+                    for trial in range(1 if label == BASELINE else spec.audit.trials)
+                )
+                for label, _ in labelled_attacks(spec)
+            },
+        )
+
+
+@dataclass(frozen=True)
+class AttackProgress:
+    """The jobs of one attack."""
+
+    attack: str
+    done: int
+    failed: int
+    begun: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the summary says of one attack; numbers that are none are None."""
+
+    attack: str
+    verdict: str
+    words: str
+    images: int
+    victims: int
+    metrics: dict[str, dict[str, float | None]]
+    label_accuracy: float | None
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        place = RANK.index(self.verdict) if self.verdict in RANK else len(RANK)
+        return place, -(self.metrics.get("psnr", {}).get("mean") or 0.0)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One run as the pages show it."""
+
+    place: Place
+    state: str
+    spec: Spec | None = None
+    rounds_done: int = 0
+    rounds_total: int = 0
+    attacks: list[AttackProgress] = field(default_factory=list)
+    lessons: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+    changed: float | None = None
+    problems: list[str] = field(default_factory=list)
+    report: bool = False
+    now: float = 0.0
+
+    @property
+    def jobs_done(self) -> int:
+        return sum(attack.done for attack in self.attacks)
+
+    @property
+    def jobs_failed(self) -> int:
+        return sum(attack.failed for attack in self.attacks)
+
+    @property
+    def jobs_total(self) -> int:
+        return sum(attack.total for attack in self.attacks)
+
+    @property
+    def verdicts(self) -> list[Outcome]:
+        """The strongest first, without the baseline."""
+        held = [outcome for outcome in self.outcomes if outcome.attack != BASELINE]
+        return sorted(held, key=lambda outcome: outcome.rank)
+
+    @property
+    def words(self) -> str:
+        """How far it got, in one line."""
+        if self.state == "damaged":
+            return self.problems[0] if self.problems else "It cannot be read."
+        if self.state == "planned":
+            rounds, jobs = count(self.rounds_total, "round"), count(self.jobs_total, "attack job")
+            return f"{rounds} and {jobs} to do"
+        if self.state == "trained":
+            return f"{count(self.rounds_done, 'round')}, no attack was run"
+        failed = f", {self.jobs_failed} failed" if self.jobs_failed else ""
+        if self.state == "finished":
+            return f"{count(self.rounds_total, 'round')}, {count(self.jobs_total, 'job')}{failed}"
+        jobs = f"{self.jobs_done} of {count(self.jobs_total, 'job')}{failed}"
+        words = f"{self.rounds_done} of {count(self.rounds_total, 'round')}, {jobs}"
+        settled = self.jobs_done + self.jobs_failed == self.jobs_total
+        if settled and self.rounds_done == self.rounds_total:
+            words += "; scores and report are next"
+        return words
+
+    @property
+    def ago(self) -> str:
+        """When something in it last changed."""
+        if self.changed is None:
+            return ""
+        passed = max(0.0, self.now - self.changed)
+        if passed < 5:
+            return "changed just now"
+        for unit, size, until in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+            if passed < until:
+                return f"changed {passed / size:.0f} {unit} ago"
+        return f"changed {passed / 86_400:.0f} days ago"
+
+
+def standing(files: Files, place: Place, *, now: float | None = None) -> Standing:
+    """Read how a run stands; what is wrong with it is said, never raised."""
+    now = time.time() if now is None else now
+    root, problems = place.root, list[str]()
+    about: dict[str, Any] = {"now": now, "problems": problems}
+    about["report"] = exists(root, "report.html")
+    try:
+        planned = files.parse(root, "spec.yaml", Planned.parse)
+        if planned is None:
+            raise RunError("spec.yaml is gone.")
+    except RunError as error:
+        problems.append(reason(error))
+        return Standing(place, "damaged", changed=_last_change(root), **about)
+    spec = planned.spec
+    about |= {"spec": spec, "rounds_total": spec.train.rounds}
+    about["rounds_done"] = min(spec.train.rounds, len(_rounds(files, root, problems)))
+    try:
+        outcomes = files.parse(root, "summary.json", _outcomes)
+        failed = files.parse(root, "summary.json", _failed)
+    except RunError as error:
+        problems.insert(0, reason(error))
+        return Standing(place, "damaged", changed=_last_change(root), **about)
+    if outcomes is not None:
+        attacks = [
+            AttackProgress(label, len(names) - bad, bad, 0, len(names))
+            for label, names in planned.results.items()
+            for bad in [min(len(names), (failed or {}).get(label, 0))]
+        ]
+        return Standing(
+            place,
+            "finished",
+            attacks=attacks,
+            outcomes=outcomes,
+            changed=_modified(root / "summary.json"),
+            **about,
+        )
+    attacks = [_jobs(root, label, names) for label, names in planned.results.items()]
+    changed = _last_change(root)
+    state = _state(about["rounds_done"], spec, attacks, root, now - (changed or 0.0))
+    lessons = len(list((root / "learned").glob("*/lesson-????.json")))
+    return Standing(place, state, attacks=attacks, lessons=lessons, changed=changed, **about)
+
+
+def _state(rounds: int, spec: Spec, attacks: list[AttackProgress], root: Path, quiet: float) -> str:
+    jobs = any(attack.done or attack.failed or attack.begun for attack in attacks)
+    observed = any(_below(root / "observations", 1))
+    if not (rounds or jobs or observed):
+        return "planned"
+    if rounds == spec.train.rounds and not jobs and quiet > SETTLED_SECONDS:
+        return "trained"
+    return "running" if quiet <= QUIET_SECONDS else "stopped"
+
+
+def rounds_of(files: Files, place: Place) -> list[dict[str, float | None]]:
+    """The rounds so far; none where the table is missing or damaged (the standing says so)."""
+    return _rounds(files, place.root, [])
+
+
+def _rounds(files: Files, root: Path, problems: list[str]) -> list[dict[str, float | None]]:
+    try:
+        return files.parse(root, "rounds.csv", _table) or []
+    except RunError as error:
+        problems.append(reason(error))
+        return []
+
+
+def _table(content: bytes) -> list[dict[str, float | None]]:
+    held = pd.read_csv(io.BytesIO(content)).reindex(columns=ROUND_COLUMNS)
+    held = held.apply(pd.to_numeric, errors="coerce")
+    if len(held) and held["round"].isna().all():
+        raise RunError("rounds.csv has no rounds in it.")
+    rows = held.dropna(subset=["round"]).drop_duplicates("round", keep="last")
+    return [{str(k): _number(v) for k, v in row.items()} for row in rows.to_dict("records")]
+
+
+def events_of(files: Files, place: Place) -> tuple[list[dict[str, str]], int]:
+    """The newest events, the newest first, and how many lines cannot be read."""
+    try:
+        held = files.parse(place.root, "events.jsonl", _events)
+    except RunError as error:
+        return [{"kind": "damaged", "message": reason(error), "where": ""}], 0
+    events, damaged = held or ([], 0)
+    return events[::-1][:EVENTS_SHOWN], damaged
+
+
+def _events(content: bytes) -> tuple[list[dict[str, str]], int]:
+    events, damaged = [], 0
+    for line in content.decode("utf-8", "replace").splitlines():
+        try:
+            event = json.loads(line)
+            kind, message = str(event["kind"]), str(event["message"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            damaged += bool(line.strip())
+            continue
+        where = ", ".join(f"{k} {event[k]}" for k in ("round", "client") if k in event)
+        events.append({"kind": kind.replace("_", " "), "message": message, "where": where})
+    return events, damaged
+
+
+def failures_of(files: Files, place: Place) -> list[str]:
+    """A few reasons why jobs failed, each once."""
+    found: dict[str, None] = {}
+    folder = place.root / "reconstructions"
+    for path in sorted(folder.glob("*/*/*.failed.json")):
+        name = str(path.relative_to(place.root))
+        try:
+            said = files.parse(place.root, name, _failure)
+        except RunError as error:
+            said = reason(error)
+        if said:
+            found.setdefault(said)
+        if len(found) == FAILURES_SHOWN:
+            break
+    return list(found)
+
+
+def _failure(content: bytes) -> str:
+    held = json.loads(content)
+    return f"{held['job']}: {held['reason']}"
+
+
+def _outcomes(content: bytes) -> list[Outcome]:
+    """The verdicts of a summary; anything that is not one raises."""
+    return [
+        Outcome(
+            attack=str(entry["attack"]),
+            verdict=str(entry["verdict"]),
+            words=str(entry.get("words", "")),
+            images=int(entry.get("images", 0)),
+            victims=int(entry.get("victims", 0)),
+            metrics={
+                str(name): {str(k): _number(v) for k, v in values.items()}
+                for name, values in entry.get("metrics", {}).items()
+            },
+            label_accuracy=_number(entry.get("label_accuracy")),
+        )
+        for entry in json.loads(content)["verdicts"]
+    ]
+
+
+def _failed(content: bytes) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for job in json.loads(content).get("failed_jobs", []):
+        found[str(job.get("attack"))] = found.get(str(job.get("attack")), 0) + 1
+    return found
+
+
+def _jobs(root: Path, label: str, names: frozenset[str]) -> AttackProgress:
+    folder = root / "reconstructions" / label
+    done, failed, begun = set[str](), set[str](), set[str]()
+    if inside(root, folder):
+        for path in _below(folder, 2):
+            name = f"{path.parent.name}/{path.name}"
+            for ending, kept in (
+                (".unfinished.safetensors", begun),
+                (".failed.json", failed),
+                (".safetensors", done),
+            ):
+                if name.endswith(ending):
+                    kept.add(name.removesuffix(ending))
+                    break
+    done &= names
+    failed = (failed & names) - done
+    return AttackProgress(
+        label, len(done), len(failed), len((begun & names) - done - failed), len(names)
+    )
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    """What lies exactly so deep, without links; nothing where there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            held = [(e.name, e.is_dir(follow_symlinks=False), e.is_symlink()) for e in entries]
+    except OSError:  # not there, or removed while it was read
+        return
+    for name, is_folder, is_link in held:
+        if is_link:
+            continue
+        if depth == 1:
+            yield folder / name
+        elif is_folder:
+            yield from _below(folder / name, depth - 1)
+
+
+def _last_change(root: Path) -> float | None:
+    """The newest change; every file replaces another, which its folder remembers."""
+    paths = [root, root / "spec.yaml", root / "summary.json"]
+    for name, depth in (("observations", 1), ("reconstructions", 2), ("learned", 1)):
+        paths.append(root / name)
+        for level in range(1, depth + 1):
+            paths += _below(root / name, level)
+    found = [at for path in paths if (at := _modified(path)) is not None]
+    return max(found, default=None)
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
