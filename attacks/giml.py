@@ -34,7 +34,7 @@ from fedsim.core.errors import AttackError, ObservationError
 from fedsim.core.files import write_atomically
 from fedsim.core.knowledge import Traffic, View
 from fedsim.core.notebook import Notebook, optimizer_tensors, restore_optimizer
-from fedsim.core.observation import observation_name
+from fedsim.core.run import observation_name
 from fedsim.core.spec import GeneratorSpec
 
 SHOWN = 8  # latents whose images are kept from step to step, to look at

@@ -8,20 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.clients.dealing import open_holding
 from fedsim.clients.shards import Holding, draw_batches, simulated_holding
+from fedsim.core import wire
 from fedsim.core.defense import Defense
 from fedsim.core.device import resolve_device, threads
+from fedsim.core.errors import VaultError
 from fedsim.core.learning import Protocol, Trail, Update, batchnorm_buffers, learn, recall
 from fedsim.core.models import build_architecture
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Truth, Vault, distinct
-from fedsim.defenses import create_defenses
+from fedsim.defenses.applied import declared, prepared
 
 
 @dataclass(frozen=True)
@@ -45,32 +47,38 @@ def make_client_app(side_of: Callable[[Context], ClientSide]) -> ClientApp:
 
     @app.query()
     def who(message: Message, context: Context) -> Message:
-        record = MetricRecord({"partition-id": _partition(context)})
-        return Message(RecordDict({"metrics": record}), reply_to=message)
+        return Message(wire.introduction(wire.client_of(context)), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         with threads(1):
-            update = train_client(
-                side_of(context), _round(message), _partition(context), _arrays(message)
-            )
-        return Message(_upload(update), reply_to=message)
+            reply = _or_fault(lambda: wire.upload(train_client(*_asked(message, context, side_of))))
+        return Message(reply, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        config = _config(message)
+        share = wire.share_of(message)
         with threads(1):
-            metrics = evaluate_client(
-                side_of(context),
-                _round(message),
-                _partition(context),
-                _arrays(message),
-                part=int(config["part"]),  # type: ignore[arg-type]
-                parts=int(config["parts"]),  # type: ignore[arg-type]
-            )
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+            reply = _or_fault(lambda: evaluate_client(*_asked(message, context, side_of), share))
+        return Message(reply, reply_to=message)
 
     return app
+
+
+def _asked(
+    message: Message, context: Context, side_of: Callable[[Context], ClientSide]
+) -> tuple[ClientSide, int, int, dict[str, Tensor]]:
+    """Who is asked, in which round, which client it is, and what it was sent."""
+    side, client = side_of(context), wire.client_of(context)
+    return side, wire.round_of(message), client, wire.weights_of(message)
+
+
+def _or_fault(answer: Callable[[], RecordDict]) -> RecordDict:
+    """A vault that fails is the testbed's misfortune, not the client's, and says so."""
+    try:
+        return answer()
+    except VaultError as error:
+        return wire.fault(str(error))
 
 
 def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, Tensor]) -> Update:
@@ -79,8 +87,9 @@ def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, 
     device = resolve_device(spec.engine.device)
     cohort = spec.cohort(round_)
     own = vault.read_state(round_, client)
-    declared = recall(create_defenses(spec.defenses), own)
-    defenses = [d.at_round(round_, client, cohort) for d in declared]
+    defenses = [
+        defense.at_round(round_, client, cohort) for defense in recall(declared(spec.defenses), own)
+    ]
     trail = Trail()
     held = side.holding(client)
     model = _model(spec, held, own, weights, defenses, trail).to(device)
@@ -108,20 +117,18 @@ def evaluate_client(
     round_: int,
     client: int,
     weights: dict[str, Tensor],
-    *,
-    part: int,
-    parts: int,
-) -> MetricRecord:
-    """Loss and accuracy on every ``parts``-th test sample, starting at ``part``."""
+    share: wire.Share,
+) -> RecordDict:
+    """Loss and accuracy on the client's share of the test set."""
     spec = side.spec
     device = resolve_device(spec.engine.device)
-    defenses = create_defenses(spec.defenses)
+    defenses = declared(spec.defenses)
     own = Vault(side.vault).read_state(round_ + 1, client)
     held = side.holding(client)
     model = _model(spec, held, own, weights, defenses, Trail()).to(device).eval()
     protocol = Protocol.of(spec.train, spec.data)
     images = held.test()
-    rows = range(part, len(images), parts)
+    rows = range(share.part, len(images), share.parts)
     loss, right = 0.0, 0
     with torch.no_grad():
         for at in range(0, len(rows), 64):
@@ -132,9 +139,7 @@ def evaluate_client(
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))
             right += int((logits.argmax(1) == labels).sum())
     count = max(1, len(rows))
-    return MetricRecord(
-        {"num-examples": len(rows), "test_loss": loss / count, "test_accuracy": right / count}
-    )
+    return wire.evaluated(len(rows), loss / count, right / count)
 
 
 def _model(
@@ -151,7 +156,7 @@ def _model(
     )
     for defense in defenses:
         before = _trained(model)
-        model = defense.prepare_model(model)
+        model = prepared(model, [defense])
         trail.note(defense, "model", before, _trained(model))
     model.load_state_dict(weights)
     if spec.train.batchnorm == "local":
@@ -168,34 +173,3 @@ def _secret(seed: int, client: int, round_: int) -> int:
     """The client's seed of the round; it stays on the client's side."""
     text = f"client {client} round {round_} seed {seed}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
-
-
-def _upload(update: Update) -> RecordDict:
-    record = RecordDict(
-        {
-            "arrays": ArrayRecord({n: t.cpu() for n, t in update.tensors.items()}),
-            "metrics": MetricRecord(
-                {"num-examples": update.num_examples, "train_loss": update.loss}
-            ),
-        }
-    )
-    if update.buffers:
-        record["buffers"] = ArrayRecord({n: t.cpu() for n, t in update.buffers.items()})
-    return record
-
-
-def _partition(context: Context) -> int:
-    return int(context.node_config["partition-id"])
-
-
-def _config(message: Message) -> ConfigRecord:
-    return next(iter(message.content.config_records.values()))
-
-
-def _round(message: Message) -> int:
-    return int(_config(message)["server-round"])  # type: ignore[arg-type]
-
-
-def _arrays(message: Message) -> dict[str, Tensor]:
-    record = next(iter(message.content.array_records.values()))
-    return dict(record.to_torch_state_dict())

@@ -15,7 +15,7 @@ from fedsim.clients.data.pictures import Part, Remembered
 from fedsim.core.errors import DataError
 from fedsim.core.learning import Batch
 from fedsim.core.spec import DataSpec, Spec, TrainSpec
-from fedsim.defenses import create_defenses
+from fedsim.defenses.applied import declared
 
 
 @functools.lru_cache(maxsize=4)
@@ -69,7 +69,7 @@ def draw_batches(
     held = held or simulated_holding(spec, client)
     coin = np.random.default_rng([spec.seed, client, round_])
     batches = []
-    defenses, labels = create_defenses(spec.defenses), held.own.labels
+    defenses, labels = declared(spec.defenses), held.own.labels
     for drawn in _steps(np.arange(len(labels)), spec.train, coin):
         chosen = drawn
         for defense in defenses:

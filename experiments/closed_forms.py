@@ -22,12 +22,12 @@ from fedsim.attacks import create_attack
 from fedsim.attacks.labels import recover_labels
 from fedsim.clients.data.datasets import load_images
 from fedsim.core.attack import Reconstruction, no_progress
-from fedsim.core.knowledge import THREATS, View
+from fedsim.core.knowledge import THREATS, Announced, Desk, View
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.metrics import psnr
 from fedsim.core.models import build_model
 from fedsim.core.observation import Observation, Public
-from fedsim.core.spec import DataSpec, ModelSpec, Spec, TrainSpec
+from fedsim.core.spec import DataSpec, ModelSpec, Spec, TrainSpec, Upload
 from fedsim.defenses.frozen_pe import FrozenPE
 from fedsim.defenses.sinusoidal_pe import SinusoidalPE
 
@@ -53,8 +53,10 @@ def vit(name: str = "vit_tiny_patch16_224", **options: Any) -> ModelSpec:
 
 
 RAW = {"snap": False}
-STEPS = TrainSpec(upload="delta", local_steps=5, lr=0.01)
-HARD = TrainSpec(upload="delta", local_steps=5, lr=0.01, momentum=0.9, clip=1.0, weight_decay=0.05)
+STEPS = TrainSpec(upload=Upload.DELTA, local_steps=5, lr=0.01)
+HARD = TrainSpec(
+    upload=Upload.DELTA, local_steps=5, lr=0.01, momentum=0.9, clip=1.0, weight_decay=0.05
+)
 SMALL, TINY, P8 = vit("vit_small_patch16_224"), vit(), vit(patch_size=8)
 PLAIN = vit(patch_size=4, depth=6, plain_first_block=True)
 CASES = [
@@ -97,7 +99,7 @@ def attacked(case: Case, image: Tensor, label: Tensor, seed: int) -> Reconstruct
         tensor += scale * torch.randn(tensor.shape, generator=coin, dtype=tensor.dtype)
     weights = {name: tensor.float() for name, tensor in net.state_dict().items()}
     observation = Observation(1, 0, weights, update, public)
-    view = View(observation, THREATS["C"].grants, architecture=fresh, seed=seed)
+    view = View(observation, THREATS["C"].grants, Announced(fresh), desk=Desk(seed))
     attack = create_attack(case.attack, **case.params)
     return attack.reconstruct(view, device=CPU, progress=no_progress)
 

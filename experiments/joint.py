@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedsim.attacks import create_attack
 from fedsim.clients.data.datasets import load_images
 from fedsim.core.attack import no_progress
-from fedsim.core.knowledge import THREATS, Traffic, View
+from fedsim.core.knowledge import THREATS, Announced, Traffic, View
 from fedsim.core.learning import local_update
 from fedsim.core.metrics import match_order, psnr
 from fedsim.core.models import build_architecture, build_model
@@ -70,8 +70,8 @@ def attacked(
         return View(
             observation,
             THREATS["C"].grants,
-            architecture=lambda: build_architecture(
-                setting.model, image_size=size, num_classes=classes
+            Announced(
+                lambda: build_architecture(setting.model, image_size=size, num_classes=classes)
             ),
             traffic=(lambda: traffic) if traffic is not None else None,
         )

@@ -23,15 +23,14 @@ from table import interval
 from torch import Tensor
 
 from fedsim.audit.stages import federate
-from fedsim.campaign.jobs import announced_model
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.attack import BASELINE
 from fedsim.core.models import vit_parts
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run
-from fedsim.core.spec import Component, Spec, load_spec
+from fedsim.core.spec import Spec, load_spec
 from fedsim.core.vault import Vault
-from fedsim.defenses import create_defenses
+from fedsim.defenses.applied import announced, declared
 from fedsim.defenses.mjp import puzzle_of
 from fedsim.scoring.scores import load_pictures
 from fedsim.tools.positions import load_final_model, shuffling
@@ -117,9 +116,9 @@ def _mask(run: Run, spec: Spec, round_: int, client: int) -> Tensor:
     """The mask a client drew, from its own seed."""
     truth = Vault(run.vault).read(round_, client)
     public = read_observation(run.observations / f"round-{round_:04d}/client-{client:04d}.json")
-    model = announced_model(public.public)
+    model = announced(public.public)
     rng = torch.Generator().manual_seed(truth.defense_seed)
-    (defense,) = create_defenses([Component.model_validate(d) for d in public.public.defenses])
+    (defense,) = declared(public.public.defenses)
     defense.at_round(round_, client, spec.cohort(round_)).protect_batch(
         truth.images, truth.labels, model, rng
     )

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from scipy.stats import spearmanr
 
-from fedsim.core.observation import observation_path, read_observation
-from fedsim.core.run import Run
+from fedsim.core.observation import read_observation
+from fedsim.core.run import Run, observation_path
 
 
 def main() -> None:

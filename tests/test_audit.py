@@ -14,8 +14,7 @@ import fedsim
 from fedsim.audit.stages import audit, federate
 from fedsim.campaign.plan import labelled_attacks, prepare, victims
 from fedsim.core.errors import DataError, ModelError, NotGranted, RunError, SpecError
-from fedsim.core.observation import list_observations
-from fedsim.core.run import Run
+from fedsim.core.run import Run, list_observations
 from fedsim.core.vault import Vault
 from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.scoring.scores import COLUMNS

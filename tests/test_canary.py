@@ -17,7 +17,7 @@ from fedsim.clients.app import ClientSide
 from fedsim.core.learning import Update
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
-from fedsim.scoring.scores import CANARY_TOLERANCE
+from fedsim.scoring.canary import CANARY_TOLERANCE
 from tests.conftest import small_spec
 
 WEAK = "attacks=[{name: inverting_gradients, steps: 2}]"  # so that no picture comes back

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.cli import main
-from fedsim.core.observation import list_observations
-from fedsim.core.run import Run
+from fedsim.core.run import Run, list_observations
 from tests.conftest import SMALL
 
 

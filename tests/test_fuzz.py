@@ -29,7 +29,8 @@ from fedsim.core.run import Run
 from fedsim.core.spec import load_spec
 from fedsim.core.vault import Vault
 from fedsim.federation.checkpoint import read_checkpoint
-from fedsim.scoring.scores import check_canaries, failures
+from fedsim.scoring.canary import check_canaries
+from fedsim.scoring.scores import failures
 from tests.conftest import small_spec
 
 FEW, MANY = 115, 750  # inputs a loader

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from fedsim.core.errors import NotGranted, ObservationError
 from fedsim.core.knowledge import FIELDS, THREATS, View, sealed
-from fedsim.core.observation import address_of, list_observations, read_observation
-from fedsim.core.run import Run
+from fedsim.core.observation import read_observation
+from fedsim.core.run import Run, address_of, list_observations
 from fedsim.core.vault import Vault
 
 

@@ -10,8 +10,7 @@ import pytest
 import ray
 
 from fedsim.audit.stages import audit
-from fedsim.core.observation import list_observations
-from fedsim.core.run import Run
+from fedsim.core.run import Run, list_observations
 from tests.conftest import small_spec
 
 

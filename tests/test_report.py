@@ -22,8 +22,7 @@ from fedsim.audit.stages import conclude
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.attack import BASELINE, Reconstruction
 from fedsim.core.files import write_json
-from fedsim.core.observation import observation_name
-from fedsim.core.run import Run
+from fedsim.core.run import Run, observation_name
 from fedsim.core.spec import load_spec
 from fedsim.core.vault import Truth, Vault
 from fedsim.report import content, formats, pictures, plots

@@ -13,11 +13,11 @@ from fedsim.audit.stages import federate
 from fedsim.campaign.plan import prepare
 from fedsim.clients.app import ClientSide, train_client
 from fedsim.core.errors import RunError, SpecError
-from fedsim.core.observation import list_observations, read_observation
-from fedsim.core.run import Run
+from fedsim.core.observation import read_observation
+from fedsim.core.run import Run, list_observations
 from fedsim.core.vault import Vault
+from fedsim.federation.aggregation import create_strategy
 from fedsim.federation.checkpoint import read_checkpoint
-from fedsim.federation.strategy import create_strategy
 from tests.conftest import small_spec
 
 

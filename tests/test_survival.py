@@ -25,8 +25,8 @@ from fedsim.campaign.progress import Silent
 from fedsim.core import files
 from fedsim.core.errors import RunError
 from fedsim.core.files import UNFINISHED, save_tensors
-from fedsim.core.observation import list_observations, read_weights, weights_path
-from fedsim.core.run import Run
+from fedsim.core.observation import read_weights
+from fedsim.core.run import Run, list_observations, weights_path
 from fedsim.core.spec import Spec
 from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.scoring.scores import COLUMNS

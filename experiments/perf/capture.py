@@ -24,8 +24,9 @@ from fedsim.campaign.plan import Plan, prepare
 from fedsim.cluster.session import ray_session
 from fedsim.core.run import Run
 from fedsim.core.spec import load_spec
+from fedsim.federation.aggregation import create_strategy
 from fedsim.federation.engines import run_federation
-from fedsim.federation.strategy import AdversarialStrategy, create_strategy
+from fedsim.federation.strategy import AdversarialStrategy
 
 SPEC = [
     "data={image_size: 224, clients: 4}",

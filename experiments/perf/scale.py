@@ -25,13 +25,13 @@ import ray
 import torch
 
 from fedsim.audit.stages import federate
-from fedsim.campaign.jobs import Handout, Job, Secrets
+from fedsim.campaign.jobs import Handout, Job
 from fedsim.campaign.plan import prepare, victims
 from fedsim.campaign.pools import RayPool
 from fedsim.campaign.progress import Silent
 from fedsim.cluster.session import ray_session
 from fedsim.core.attack import Progress, Reconstruction
-from fedsim.core.knowledge import View
+from fedsim.core.knowledge import Secrets, View
 from fedsim.core.spec import Component, Spec, load_spec
 
 MODELS = {

@@ -16,14 +16,8 @@ from fedsim.campaign.plan import observed_rounds
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import UNFINISHED, read_json, read_tensors
-from fedsim.core.observation import (
-    check_observation,
-    observation_name,
-    read_weights,
-    recorded_checksum,
-    weights_path,
-)
-from fedsim.core.run import Run
+from fedsim.core.observation import check_observation, read_weights, recorded_checksum
+from fedsim.core.run import Run, observation_name, weights_path
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Vault
 from fedsim.federation.checkpoint import Checkpoint, read_checkpoint, write_checkpoint, write_rounds
@@ -91,7 +85,7 @@ def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
 
 def _redo(run: Run, spec: Spec, checkpoint: Checkpoint, round_: int) -> int:
     """Set the run back to before a round, or to the last one before it that it can start from."""
-    (run.root / "canaries.json").unlink(missing_ok=True)
+    run.canaries.unlink(missing_ok=True)
     # What a strategy remembered then is not known any more; without memory, weights are all.
     earlier = [] if checkpoint.state else [r for r in observed_rounds(spec) if 1 < r <= round_]
     for start in reversed(earlier):

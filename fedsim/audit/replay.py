@@ -1,26 +1,24 @@
-"""Offline attacks: on observations that were captured before, without a federation."""
+"""Replay: an attack on observations that were captured before, without a federation."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
-from fedsim.attacks import create_attack
-from fedsim.campaign.jobs import Handout, Job, LessonJob, Secrets
-from fedsim.campaign.plan import check_needs
+from fedsim.campaign.jobs import Handout, Job
+from fedsim.campaign.plan import after_lessons, check_needs, jobs_on, lessons_on
 from fedsim.campaign.pools import InlinePool
 from fedsim.campaign.progress import Silent, Watch
-from fedsim.core.attack import Learner, Reconstruction
+from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import FedsimError, ObservationError
+from fedsim.core.knowledge import Secrets, refuse_unplayed
 from fedsim.core.metrics import psnr
-from fedsim.core.observation import address_of, list_observations
-from fedsim.core.run import Run
+from fedsim.core.run import Run, address_of, list_observations, paths
 from fedsim.core.spec import Component, Spec, load_spec
 from fedsim.scoring.scores import load_pictures
 
@@ -39,51 +37,39 @@ def attack_offline(
     found = _observations(source)
     run = Run(found[0].parents[2])
     spec = _spec(run, threat)
+    refuse_unplayed(spec.threat)
     check_needs(component, spec)
-    results = (output or run.root / "offline").absolute()
+    observations = found[0].parents[1].absolute()
+    results = (output or run.offline).absolute()
+    label, learned = component.short_name, results / paths.LEARNED
+    rounds = sorted({address_of(path)[0] for path in list_observations(observations)})
+    pool = InlinePool(
+        spec,
+        Handout(spec.threat, spec.seed, spec.engine.device),
+        watch,
+        lambda job: Secrets(),
+    )
     jobs = [
-        Job(
-            path.parents[1].absolute(),
-            results,
-            *address_of(path),
-            component,
-            component.short_name,
-            trial,
+        after_lessons(job, learned, len(rounds))
+        for job in jobs_on(
+            observations, results, label, component, [address_of(path) for path in found], trials
         )
-        for path in found
-        for trial in range(trials)
     ]
-    handout = Handout(spec.threat, spec.seed, spec.engine.device)
-    pool = InlinePool(spec, handout, watch, lambda job: Secrets())
-    lessons = _lessons(found[0].parents[1].absolute(), results, component)
-    for lesson in lessons:  # afresh, like the attacks: with this threat model, on this traffic
-        if lesson.lesson == 1:
-            shutil.rmtree(lesson.memory, ignore_errors=True)
-        pool.submit(lesson)
+    memory, last = jobs[0].memory, jobs[0].requires
+    if memory is not None:  # afresh, like the attacks: with this threat model, on this traffic
+        shutil.rmtree(memory, ignore_errors=True)
+        for lesson in lessons_on(observations, memory, label, component, rounds):
+            pool.submit(lesson)
+            if lesson.result == last:
+                break
     for job in jobs:
         job.result.unlink(missing_ok=True)
         for page in job.notebook.parent.glob(f"{job.notebook.stem}*"):
             page.unlink()
-        if lessons:
-            job = replace(job, memory=lessons[-1].memory, requires=lessons[-1].result)
         pool.submit(job)
     with watch.running(0, 0):
         pool.drain()
     return [_row(run, job) for job in jobs]
-
-
-def _lessons(observations: Path, results: Path, component: Component) -> list[LessonJob]:
-    """For an attack that learns: one lesson after each round that was captured."""
-    attack = create_attack(component.name, **component.params)
-    if not isinstance(attack, Learner):
-        return []
-    rounds = sorted({address_of(path)[0] for path in list_observations(observations)})
-    memory, lessons = results / "learned" / attack.learner, list[LessonJob]()
-    for number, round_ in enumerate(rounds, start=1):
-        before = lessons[-1].result if lessons else None
-        label = component.short_name
-        lessons.append(LessonJob(observations, memory, component, label, number, round_, before))
-    return lessons[: max(1, attack.lessons_before(len(rounds)))]
 
 
 def _observations(source: Path) -> list[Path]:

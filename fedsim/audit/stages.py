@@ -36,12 +36,13 @@ from fedsim.core.attack import BASELINE
 from fedsim.core.errors import FedsimError, RunError
 from fedsim.core.files import read_json, write_json
 from fedsim.core.metrics import SMALLEST, lpips_unavailable
-from fedsim.core.observation import address_of, is_finite, list_observations
-from fedsim.core.run import Run
+from fedsim.core.observation import is_finite
+from fedsim.core.run import Run, address_of, list_lessons, list_observations
 from fedsim.core.spec import Spec
+from fedsim.federation.aggregation import create_strategy
 from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.federation.engines import run_federation
-from fedsim.federation.strategy import AdversarialStrategy, create_strategy
+from fedsim.federation.strategy import AdversarialStrategy
 from fedsim.scoring.budgets import budgets
 from fedsim.scoring.identification import identification_of
 from fedsim.scoring.scores import failures, results_of, score_jobs
@@ -87,7 +88,7 @@ def attack_captured(root: str | Path, *, watch: Watch | None = None) -> Run:
 def _attack(plan: Plan, run: Run, watch: Watch) -> None:
     """The rounds that are missing, and beside them the attacks that are."""
     spec = plan.spec
-    waiting = set(victims(spec))
+    waiting, observed = set(victims(spec)), observed_rounds(spec)
     pool = _pool(spec, run, watch)
 
     def attack(round_: int, client: int) -> None:
@@ -95,7 +96,7 @@ def _attack(plan: Plan, run: Run, watch: Watch) -> None:
             waiting.remove((round_, client))
             for job in jobs_of(run, spec, [(round_, client)]):
                 drop_unusable(run, job)
-                pool.submit(after_lessons(run, spec, job))
+                pool.submit(after_lessons(job, run.learned.absolute(), len(observed)))
 
     def teach(round_: int) -> None:
         for lesson in lessons_of(run, spec, [round_]):
@@ -108,7 +109,7 @@ def _attack(plan: Plan, run: Run, watch: Watch) -> None:
             if address_of(path)[0] <= strategy.rounds_done and is_finite(path):
                 attack(*address_of(path))
         for round_ in range(1, strategy.rounds_done + 1):
-            if round_ in observed_rounds(spec):
+            if round_ in observed:
                 teach(round_)
         with watch.running(spec.train.rounds, strategy.rounds_done):
             if strategy.rounds_done < spec.train.rounds:
@@ -166,7 +167,7 @@ def conclude(
             "versions": versions(),
             "seconds": round(seconds, 1) if seconds is not None else _seconds_before(run),
         }
-        write_json(run.root / "summary.json", summary)
+        write_json(run.summary_path, summary)
         return write_report(run, jobs, redacted=redacted)
 
 
@@ -258,7 +259,7 @@ def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:
         own = read.setdefault(job.label, [])
         own += [field for field in result.ledger if field not in own]
     for label, memory in memories(run, run.spec).items():  # what it learned from counts as well
-        for lesson in sorted(memory.glob("lesson-????.json")):
+        for lesson in list_lessons(memory):
             own = read.setdefault(label, [])
             own += [f for f in read_json(lesson)["ledger"] if f not in own]
     return read

@@ -29,7 +29,7 @@ from fedsim.core.defense import Defense
 from fedsim.core.errors import SpecError
 from fedsim.core.registry import resolve
 from fedsim.core.spec import Component, Spec, load_spec, read_content
-from fedsim.defenses import create_defenses
+from fedsim.defenses.applied import declared
 
 NAIVE = " naive"
 UNDEFENDED = "none"
@@ -138,7 +138,7 @@ def load_bench(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
         if not isinstance(changes, dict):
             raise SpecError(f"bench.utility.{part}: list what differs there, as in a spec.")
     for cell in _cells(bench):
-        create_defenses(list(cell.components))
+        declared(cell.components)
         bench.attacked(cell)
         bench.trained(cell)
     return bench
@@ -156,7 +156,7 @@ def _cells(bench: Bench) -> Iterator[Cell]:
 
 def both_ways(attacks: Iterable[Component], components: Iterable[Component]) -> Iterator[Component]:
     """Attacks as they are, and once more as if they knew of no defense, where that can differ."""
-    defenses = create_defenses(list(components))
+    defenses = declared(components)
     countered = any(type(defense).counter is not Defense.counter for defense in defenses)
     for attack in attacks:
         yield attack

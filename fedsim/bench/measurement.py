@@ -25,9 +25,9 @@ from fedsim.cluster.session import ray_session, worker_gpus
 from fedsim.core.device import threads
 from fedsim.core.errors import FedsimError, RunError, SpecError
 from fedsim.core.files import write_atomically, write_json
-from fedsim.core.observation import list_observations, read_observation
-from fedsim.core.run import Run
-from fedsim.defenses import create_defenses
+from fedsim.core.observation import read_observation
+from fedsim.core.run import Run, list_observations
+from fedsim.defenses.applied import declared
 from fedsim.scoring.budgets import budgets
 
 Told = Callable[[int, int, str], None]  # cells done, of how many, which
@@ -121,7 +121,7 @@ def _fetched(future: Any, cell: Cell) -> Measured:
 def measure(bench: Bench, cell: Cell, root: Path) -> Measured:
     """One cell, from its directories where it is done already."""
     run = Run(root / "cells" / cell.folder)
-    if not (run.root / "summary.json").is_file():
+    if not run.summary_path.is_file():
         audit(bench.attacked(cell), run.root)
     trained = run
     if bench.section.utility:
@@ -160,7 +160,7 @@ def _cost(run: Run, target: float | None) -> dict[str, Any]:
 def _upload_bytes(run: Run) -> int:
     """One upload, written as tightly as the defenses allow."""
     update = read_observation(list_observations(run.observations)[-1]).update
-    sizes = [defense.encoded_bytes(update) for defense in create_defenses(run.spec.defenses)]
+    sizes = [defense.encoded_bytes(update) for defense in declared(run.spec.defenses)]
     return min([update.nbytes(), *[size for size in sizes if size is not None]])
 
 

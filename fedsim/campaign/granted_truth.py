@@ -12,13 +12,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedsim.campaign.jobs import Job, Secrets, announced_model
-from fedsim.core.knowledge import Statistics, granted_by
+from fedsim.campaign.jobs import Job
+from fedsim.core.knowledge import Secrets, Statistics, granted_by
 from fedsim.core.models import batchnorm_names
 from fedsim.core.observation import Observation, read_observation
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Truth, Vault
+from fedsim.defenses.applied import announced
 
 
 def secrets_of(spec: Spec, run: Run) -> Callable[[Job], Secrets]:
@@ -47,7 +48,7 @@ def _statistics(job: Job, truth: Truth) -> Statistics | None:
 def batch_statistics(observation: Observation, truth: Truth) -> Statistics | None:
     """Mean and (unbiased) variance of the client's batch before every BatchNorm layer."""
     public = observation.public
-    model = announced_model(public)
+    model = announced(public)
     names = batchnorm_names(model)
     if not names:
         return None

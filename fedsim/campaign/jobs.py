@@ -7,35 +7,44 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsim.attacks import create_attack
 from fedsim.attacks.generators import load_generator
 from fedsim.core.attack import Learner, Lesson, Progress, Reconstruction, no_progress
-from fedsim.core.defense import Informed
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import AttackError, NotGranted
-from fedsim.core.knowledge import Statistics, Traffic, View, granted_by, sealed
-from fedsim.core.models import build_architecture
-from fedsim.core.notebook import Notebook
-from fedsim.core.observation import (
-    Observation,
-    Public,
-    address_of,
-    is_finite,
-    list_observations,
-    observation_name,
-    read_observation,
+from fedsim.core.knowledge import (
+    Announced,
+    Assets,
+    Desk,
+    Secrets,
+    Traffic,
+    View,
+    granted_by,
+    sealed,
 )
+from fedsim.core.notebook import Notebook
+from fedsim.core.observation import Observation, is_finite, read_observation
 from fedsim.core.prior_networks import load_prior
-from fedsim.core.spec import Component, ModelSpec, ThreatSpec
-from fedsim.defenses import create_defenses
+from fedsim.core.run import (
+    address_of,
+    failure_path,
+    lesson_path,
+    list_observations,
+    notebook_path,
+    observation_name,
+    observation_path,
+    result_path,
+)
+from fedsim.core.spec import Component, ThreatSpec
+from fedsim.defenses.applied import announced, countered
 
 
 @dataclass(frozen=True)
@@ -66,16 +75,15 @@ class Job:
 
     @property
     def result(self) -> Path:
-        return self.results / self.label / f"{self.victim}-trial-{self.trial}.safetensors"
+        return result_path(self.results, self.label, self.round, self.client, self.trial)
 
     @property
     def notebook(self) -> Path:
-        """Where a long attack keeps its state, to go on from after a crash."""
-        return self.result.with_suffix(".unfinished.safetensors")
+        return notebook_path(self.result)
 
     @property
     def failure(self) -> Path:
-        return self.result.with_suffix(".failed.json")
+        return failure_path(self.result)
 
     def seed(self, seed: int) -> int:
         text = f"{seed} {self.label} {self.round} {self.client} {self.trial}".encode()
@@ -100,11 +108,11 @@ class LessonJob:
 
     @property
     def result(self) -> Path:
-        return self.memory / f"lesson-{self.lesson:04d}.json"
+        return lesson_path(self.memory, self.lesson)
 
     @property
     def failure(self) -> Path:
-        return self.result.with_suffix(".failed.json")
+        return failure_path(self.result)
 
     def seed(self, seed: int) -> int:
         text = f"{seed} {self.memory.name}".encode()
@@ -128,35 +136,6 @@ class Handout:
         return granted_by(self.threat)
 
 
-@dataclass(frozen=True)
-class Secrets:
-    """What of the truth the threat model grants on one observation."""
-
-    labels: Tensor | None = None
-    statistics: Statistics | None = None
-
-
-def countered(observation: Observation, model: nn.Module) -> Informed:
-    """The update after every declared defense was countered, the last one first."""
-    declared = [Component.model_validate(d) for d in observation.public.defenses]
-    seen = Informed(observation.update)
-    for defense in reversed(create_defenses(declared)):
-        seen = defense.counter(seen, model)
-    return seen
-
-
-def announced_model(public: Public) -> nn.Module:
-    """The architecture the federation agreed on, without weights, declared defenses included."""
-    model = build_architecture(
-        ModelSpec.model_validate(public.architecture),
-        image_size=public.image_size,
-        num_classes=public.num_classes,
-    )
-    for defense in create_defenses([Component.model_validate(d) for d in public.defenses]):
-        model = defense.prepare_model(model)
-    return model
-
-
 def traffic_of(
     observations: Path, handout: Handout, until: int, seed: int, ledger: list[str] | None = None
 ) -> Traffic:
@@ -164,27 +143,38 @@ def traffic_of(
     paths = [path for path in list_observations(observations) if address_of(path)[0] <= until]
     addresses = tuple(address_of(path) for path in paths if is_finite(path))
 
+    read = ledger if ledger is not None else []
+
     def open_(round_: int, client: int) -> View:
-        path = observations / f"{observation_name(round_, client)}.json"
-        own = seed ^ (round_ << 20) ^ client
-        return _view(read_observation(path), handout, seed=own, ledger=ledger)
+        path = observation_path(observations, round_, client)
+        desk = Desk(seed ^ (round_ << 20) ^ client, read)
+        return _view(read_observation(path), handout, desk)
 
     return Traffic(addresses, open_)
 
 
-def _view(observation: Observation, handout: Handout, **own: Any) -> View:
-    """What the threat model grants on one observation, but for what is ``own`` to one attack."""
+def _view(
+    observation: Observation,
+    handout: Handout,
+    desk: Desk,
+    secrets: Secrets | None = None,
+    traffic: Callable[[], Traffic] | None = None,
+) -> View:
+    """What the threat model grants on one observation."""
     prior, generator = handout.threat.prior, handout.threat.generator
     side = observation.public.image_size
     return View(
         observation,
         handout.granted,
-        architecture=lambda: announced_model(observation.public),
-        counter=partial(countered, observation),
-        surrogate=handout.surrogate,
-        prior=partial(load_prior, prior) if prior is not None else None,
-        generator=partial(load_generator, generator, image_size=side) if generator else None,
-        **own,
+        Announced(partial(announced, observation.public), partial(countered, observation)),
+        assets=Assets(
+            handout.surrogate,
+            partial(load_prior, prior) if prior is not None else None,
+            partial(load_generator, generator, image_size=side) if generator else None,
+        ),
+        secrets=secrets,
+        traffic=traffic,
+        desk=desk,
     )
 
 
@@ -216,18 +206,9 @@ def perform(
 ) -> Reconstruction:
     """Run one job here and now."""
     observation = read_observation(job.observation)
-    seed, ledger = job.seed(handout.seed), list[str]()
-    view = _view(
-        observation,
-        handout,
-        oracle_labels=secrets.labels,
-        batch_statistics=secrets.statistics,
-        traffic=partial(traffic_of, job.observations, handout, job.round, seed, ledger),
-        notebook=Notebook(job.notebook),
-        memory=job.memory,
-        ledger=ledger,
-        seed=seed,
-    )
+    desk = Desk(job.seed(handout.seed), [], Notebook(job.notebook), job.memory)
+    traffic = partial(traffic_of, job.observations, handout, job.round, desk.seed, desk.ledger)
+    view = _view(observation, handout, desk, secrets, traffic)
     attack = create_attack(job.attack.name, **job.attack.params)
     began = time.perf_counter()
     with sealed():

@@ -19,14 +19,14 @@ from fedsim.clients.shards import check_shards, images_of
 from fedsim.core.attack import BASELINE, Attack, Learner
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import NotGranted, SpecError
-from fedsim.core.knowledge import FIELDS, THREATS, granted_by
+from fedsim.core.knowledge import FIELDS, THREATS, granted_by, refuse_unplayed
 from fedsim.core.models import build_model
 from fedsim.core.observation import Public
 from fedsim.core.prior_networks import load_prior
-from fedsim.core.run import Run
+from fedsim.core.run import Run, lesson_path
 from fedsim.core.spec import Component, DataSpec, Spec
-from fedsim.defenses import create_defenses
-from fedsim.federation.strategy import create_strategy
+from fedsim.defenses.applied import declared, prepared
+from fedsim.federation.aggregation import create_strategy
 
 SURROGATE_LIMIT = 512
 
@@ -45,9 +45,10 @@ def prepare(spec: Spec, classes: int | None = None) -> Plan:
 
     With the number of ``classes`` the data set is not opened: its clients have it, each a part.
     """
+    refuse_unplayed(spec.threat)
     for _, component in labelled_attacks(spec):
         check_needs(component, spec)
-    defenses = create_defenses(spec.defenses)
+    defenses = declared(spec.defenses)
     create_strategy(spec)
     resolve_device(spec.engine.device)
     if classes is None:
@@ -61,9 +62,8 @@ def prepare(spec: Spec, classes: int | None = None) -> Plan:
     model = build_model(
         spec.model, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed
     )
-    for defense in defenses:
-        model = defense.prepare_model(model)
-    initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = prepared(model, defenses).state_dict()
+    initial = {name: tensor.clone() for name, tensor in state.items()}
     return Plan(spec, Public.of(spec, classes), initial)
 
 
@@ -73,7 +73,7 @@ def check_needs(component: Component, spec: Spec) -> None:
     granted, needs = granted_by(spec.threat), needs_of(attack)
     lacking = sorted(needs - granted)
     if lacking:
-        enough = [t.letter for t in THREATS.values() if needs <= t.grants]
+        enough = [t.letter for t in THREATS.values() if needs <= t.grants and not t.lacking]
         advice = f"; threat {enough[0]} does" if enough else ""
         raise NotGranted(
             f"the attack '{component.name}' needs {', '.join(lacking)} ({FIELDS[lacking[0]]}), "
@@ -115,31 +115,41 @@ def victims(spec: Spec) -> list[tuple[int, int]]:
 def jobs_of(run: Run, spec: Spec, chosen: Iterable[tuple[int, int]]) -> list[Job]:
     """Every job of these victims, attack by attack."""
     chosen = list(chosen)
+    folders = run.observations.absolute(), run.reconstructions.absolute()
     return [
-        Job(
-            run.observations.absolute(),
-            run.reconstructions.absolute(),
-            round_,
-            client,
-            component,
-            label,
-            trial,
-        )
+        job
         for label, component in labelled_attacks(spec)
-        for round_, client in chosen
-        for trial in range(1 if label == BASELINE else spec.audit.trials)
+        for job in jobs_on(
+            *folders, label, component, chosen, 1 if label == BASELINE else spec.audit.trials
+        )
     ]
 
 
-def after_lessons(run: Run, spec: Spec, job: Job) -> Job:
-    """The job with the memory of its attack, and the last lesson it needs, if it learns."""
+def jobs_on(
+    observations: Path,
+    results: Path,
+    label: str,
+    component: Component,
+    chosen: Iterable[tuple[int, int]],
+    trials: int,
+) -> list[Job]:
+    """One attack on each of these observations, in every trial."""
+    return [
+        Job(observations, results, round_, client, component, label, trial)
+        for round_, client in chosen
+        for trial in range(trials)
+    ]
+
+
+def after_lessons(job: Job, learned: Path, rounds: int) -> Job:
+    """The job with the memory of its attack in the folder ``learned``, and the last lesson it
+    needs where ``rounds`` are observed, if it learns."""
     attack = create_attack(job.attack.name, **job.attack.params)
     if not isinstance(attack, Learner):
         return job
-    memory = run.learned.absolute() / attack.learner
-    number = max(1, attack.lessons_before(len(observed_rounds(spec))))
-    lesson = LessonJob(job.observations, memory, job.attack, job.label, number, job.round)
-    return replace(job, memory=memory, requires=lesson.result)
+    memory = learned / attack.learner
+    number = max(1, attack.lessons_before(rounds))
+    return replace(job, memory=memory, requires=lesson_path(memory, number))
 
 
 def learners(spec: Spec) -> dict[str, tuple[str, Component]]:
@@ -175,17 +185,33 @@ def observed_rounds(spec: Spec) -> list[int]:
 
 def lessons_of(run: Run, spec: Spec, rounds: Iterable[int]) -> list[LessonJob]:
     """The lessons that follow these rounds, of every learner."""
-    observed = observed_rounds(spec)
-    jobs = []
-    for name, (label, component) in learners(spec).items():
-        memory = run.learned.absolute() / name
-        for round_ in rounds:
-            lesson = observed.index(round_) + 1
-            job = LessonJob(run.observations.absolute(), memory, component, label, lesson, round_)
-            if lesson > 1:
-                job = replace(job, requires=replace(job, lesson=lesson - 1).result)
-            jobs.append(job)
-    return jobs
+    wanted, observed = set(rounds), observed_rounds(spec)
+    return [
+        lesson
+        for name, (label, component) in learners(spec).items()
+        for lesson in lessons_on(
+            run.observations.absolute(), run.learned.absolute() / name, label, component, observed
+        )
+        if lesson.round in wanted
+    ]
+
+
+def lessons_on(
+    observations: Path, memory: Path, label: str, component: Component, rounds: Iterable[int]
+) -> list[LessonJob]:
+    """One lesson after each of these rounds, each after the one before."""
+    return [
+        LessonJob(
+            observations,
+            memory,
+            component,
+            label,
+            lesson,
+            round_,
+            lesson_path(memory, lesson - 1) if lesson > 1 else None,
+        )
+        for lesson, round_ in enumerate(rounds, start=1)
+    ]
 
 
 def load_surrogate(spec: Spec) -> Tensor | None:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import ray
 
-from fedsim.campaign.jobs import AnyJob, Handout, Job, Secrets, work
+from fedsim.campaign.jobs import AnyJob, Handout, Job, work
 from fedsim.campaign.remote_files import (
     Post,
     Returned,
@@ -37,6 +37,7 @@ from fedsim.core.attack import Lesson, Progress, Reconstruction
 from fedsim.core.device import threads
 from fedsim.core.errors import AttackError, FedsimError, RunError
 from fedsim.core.files import write_json
+from fedsim.core.knowledge import Secrets
 from fedsim.core.spec import Spec
 
 

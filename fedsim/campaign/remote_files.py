@@ -20,10 +20,11 @@ from typing import Any
 import ray
 
 from fedsim.attacks import create_attack
-from fedsim.campaign.jobs import AnyJob, Handout, Job, LessonJob, Secrets, work
+from fedsim.campaign.jobs import AnyJob, Handout, Job, LessonJob, work
 from fedsim.core.attack import Lesson, Progress, Reconstruction
 from fedsim.core.files import write_atomically
-from fedsim.core.observation import address_of, list_observations, weights_path
+from fedsim.core.knowledge import Secrets
+from fedsim.core.run import address_of, list_observations, weights_path
 from fedsim.core.spec import ThreatSpec
 
 _OBSERVATIONS, _MEMORY, _RESULTS, _THREAT = "observations", "memory", "results", "threat"

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,28 @@ FIELDS: dict[str, str] = {
     "oracle_labels": "the true labels of the private batch",
 }
 
+# Where the View gives a field out. What has no reader is in no attack's reach yet: nothing grants
+# it, and a threat model that consists in it is refused.
+READERS: dict[str, str] = {
+    "update": "update",
+    "weights": "weights",
+    "architecture": "model",
+    "image_size": "image_size",
+    "normalisation": "normalisation",
+    "batch_size": "batch_size",
+    "optimizer": "protocol",
+    "learning_rate": "learning_rate",
+    "local_steps": "local_steps",
+    "defenses": "defenses",
+    "surrogate": "surrogate",
+    "priors": "prior",
+    "generator": "generator",
+    "batch_statistics": "batch_statistics",
+    "traffic": "traffic",
+    "oracle_labels": "oracle_labels",
+}
+ACTIVE = frozenset({"tampering", "client_choice"})  # what a server does, not what it knows
+
 
 @dataclass(frozen=True)
 class Threat:
@@ -55,6 +77,11 @@ class Threat:
     name: str
     grants: frozenset[str]
     words: str
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """What an active server would do under it and this testbed does not do yet."""
+        return (self.grants & ACTIVE) - READERS.keys()
 
 
 def _threats() -> dict[str, Threat]:
@@ -90,7 +117,18 @@ def granted_by(threat: ThreatSpec) -> frozenset[str]:
             f"threat.withhold: there is no field '{unknown[0]}'{did_you_mean(unknown[0], FIELDS)}."
         )
     extra = {"oracle_labels"} if threat.oracle_labels else set()
-    return (THREATS[threat.model].grants | extra) - set(threat.withhold)
+    return ((THREATS[threat.model].grants | extra) & READERS.keys()) - set(threat.withhold)
+
+
+def refuse_unplayed(threat: ThreatSpec) -> None:
+    """Raise for a threat model that no attack can play: its audit would be one of another."""
+    chosen = THREATS[threat.model]
+    if chosen.lacking:
+        deed = FIELDS[max(chosen.lacking)]
+        raise SpecError(
+            f"threat {chosen.letter} ({chosen.name}) cannot be audited yet: {deed}, and no attack "
+            f"here does; C is the same server without that, D and E know more."
+        )
 
 
 ModelFactory = Callable[[], nn.Module]
@@ -118,36 +156,63 @@ class Traffic:
         return len(self.addresses)
 
 
-class View:
-    """What one attack may see of one observation.
+@dataclass(frozen=True)
+class Announced:
+    """What the federation agreed on: its model, without weights, and how somebody who knows the
+    declared defenses reads an update."""
 
-    ``round`` and ``client`` are the envelope. ``notebook`` is no knowledge: it keeps what an
-    attack worked out itself, of this observation.
-    """
+    model: ModelFactory
+    counter: Callable[[nn.Module], Informed] | None = None
+
+
+@dataclass(frozen=True)
+class Assets:
+    """What an attacker owns beside the observation; None where it has no such thing."""
+
+    surrogate: Tensor | None = None
+    prior: Callable[[], PriorModel] | None = None
+    generator: Callable[[], nn.Module] | None = None
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What of the truth itself a threat model grants on one observation."""
+
+    labels: Tensor | None = None
+    statistics: Statistics | None = None
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where one attack works: its coin, the ledger of what it read, the notebook of what it worked
+    out itself, the memory of what it learned. None of it is knowledge."""
+
+    seed: int = 0
+    ledger: list[str] = field(default_factory=list)
+    notebook: Notebook | None = None
+    memory: Path | None = None
+
+
+class View:
+    """What one attack may see of one observation; ``round`` and ``client`` are the envelope."""
 
     def __init__(
         self,
         observation: Observation,
         granted: frozenset[str],
+        announced: Announced,
         *,
-        architecture: ModelFactory,
-        surrogate: Tensor | None = None,
-        oracle_labels: Tensor | None = None,
-        batch_statistics: Statistics | None = None,
-        prior: Callable[[], PriorModel] | None = None,
-        generator: Callable[[], nn.Module] | None = None,
+        assets: Assets | None = None,
+        secrets: Secrets | None = None,
         traffic: Callable[[], Traffic] | None = None,
-        counter: Callable[[nn.Module], Informed] | None = None,
-        notebook: Notebook | None = None,
-        memory: Path | None = None,
-        ledger: list[str] | None = None,
-        seed: int = 0,
+        desk: Desk | None = None,
     ):
+        assets, secrets = assets or Assets(), secrets or Secrets()
         public, protocol = observation.public, observation.public.protocol
         known: dict[str, Any] = {
             "update": observation.update,
             "weights": observation.weights,
-            "architecture": (architecture, protocol.mode),
+            "architecture": (announced.model, protocol.mode),
             "image_size": public.image_size,
             "normalisation": (protocol.mean, protocol.std),
             "batch_size": public.batch_size,
@@ -155,26 +220,27 @@ class View:
             "learning_rate": protocol.lr,
             "local_steps": (public.local_steps, public.local_epochs),
             "defenses": public.defenses,
-            "surrogate": surrogate,
-            "oracle_labels": oracle_labels,
-            "batch_statistics": batch_statistics,
-            "priors": prior,
-            "generator": generator,
+            "surrogate": assets.surrogate,
+            "oracle_labels": secrets.labels,
+            "batch_statistics": secrets.statistics,
+            "priors": assets.prior,
+            "generator": assets.generator,
             "traffic": traffic,
         }
         self._known = {field: known[field] for field in granted if known.get(field) is not None}
-        self._granted = granted
-        self._read: list[str] = ledger if ledger is not None else []
-        self._seed = seed
+        self._granted, self._counter = granted, announced.counter
+        self._desk = desk or Desk()
         self.round, self.client = observation.round, observation.client
-        self.notebook = notebook
-        self._memory = memory
-        self._counter = counter
 
     @property
     def ledger(self) -> list[str]:
         """The fields that were read, in the order of the first read."""
-        return list(self._read)
+        return list(self._desk.ledger)
+
+    @property
+    def notebook(self) -> Notebook | None:
+        """Where an attack keeps what it worked out itself, of this observation."""
+        return self._desk.notebook
 
     @property
     def granted(self) -> frozenset[str]:
@@ -184,9 +250,9 @@ class View:
     @property
     def memory(self) -> Path | None:
         """Where an attack keeps what it learned; it learned from the traffic, so this reads it."""
-        if self._memory is not None:
+        if self._desk.memory is not None:
             self._field("traffic")
-        return self._memory
+        return self._desk.memory
 
     def grants(self, field: str) -> bool:
         """Whether ``field`` may be read and is there; asking is no reading."""
@@ -196,7 +262,7 @@ class View:
         """The attacker's own coin, one for each purpose: the same for the same observation,
         attack and trial."""
         own = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:6], "big") if purpose else 0
-        return torch.Generator().manual_seed(self._seed ^ own)
+        return torch.Generator().manual_seed(self._desk.seed ^ own)
 
     @property
     def update(self) -> Update:
@@ -297,8 +363,8 @@ class View:
             )
         if name not in self._known:
             raise NotGranted(f"'{name}' is granted but was not provided; see the threat section.")
-        if name not in self._read:
-            self._read.append(name)
+        if name not in self._desk.ledger:
+            self._desk.ledger.append(name)
         return self._known[name]
 
 

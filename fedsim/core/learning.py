@@ -10,7 +10,7 @@ import copy
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fedsim.core.defense import Defense
 from fedsim.core.errors import FedsimError
 from fedsim.core.models import batchnorm_names
-from fedsim.core.spec import DataSpec, TrainSpec
+from fedsim.core.spec import DataSpec, TrainSpec, Upload
 
 Batch = tuple[Tensor, Tensor]  # images (B, 3, H, W) in [0, 1], labels (B,)
 Colour = tuple[float, float, float]
@@ -30,7 +30,7 @@ Colour = tuple[float, float, float]
 class Protocol:
     """How a client learns, as far as the update depends on it."""
 
-    upload: Literal["gradient", "delta"] = "gradient"
+    upload: Upload = Upload.GRADIENT
     optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.05
     momentum: float = 0.0
@@ -70,7 +70,7 @@ class Update:
     """What a client uploads: a gradient or a weight delta by parameter name, BN buffers
     where the protocol shares them, and how many examples stand behind it."""
 
-    kind: Literal["gradient", "delta"]
+    kind: Upload
     tensors: dict[str, Tensor]
     buffers: dict[str, Tensor] = field(default_factory=dict)
     num_examples: int = 0
@@ -152,7 +152,7 @@ def learn(
     model.train(protocol.mode == "train")
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     before = {n: p.detach().clone() for n, p in trained.items()}
-    optimizer = _optimizer(trained, protocol) if protocol.upload == "delta" else None
+    optimizer = _optimizer(trained, protocol)
     gradient: dict[str, Tensor] = {}
     examples, loss_sum = 0, 0.0
 
@@ -258,8 +258,17 @@ def _clip(gradient: dict[str, Tensor], limit: float | None) -> None:
         tensor.mul_(scale)
 
 
-def _optimizer(trained: Mapping[str, nn.Parameter], protocol: Protocol) -> torch.optim.Optimizer:
-    options: dict[str, Any] = {"lr": protocol.lr, "weight_decay": protocol.weight_decay}
-    if protocol.optimizer == "adamw":
-        return torch.optim.AdamW(trained.values(), **options)
-    return torch.optim.SGD(trained.values(), momentum=protocol.momentum, **options)
+def _optimizer(
+    trained: Mapping[str, nn.Parameter], protocol: Protocol
+) -> torch.optim.Optimizer | None:
+    """What takes the local steps; None where a client uploads the gradient instead."""
+    match protocol.upload:
+        case Upload.GRADIENT:
+            return None
+        case Upload.DELTA:
+            options: dict[str, Any] = {"lr": protocol.lr, "weight_decay": protocol.weight_decay}
+            if protocol.optimizer == "adamw":
+                return torch.optim.AdamW(trained.values(), **options)
+            return torch.optim.SGD(trained.values(), momentum=protocol.momentum, **options)
+        case other:
+            assert_never(other)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
@@ -18,7 +18,8 @@ from torch import Tensor
 from fedsim.core.errors import DamagedError, ObservationError
 from fedsim.core.files import checksum, read_json, read_tensors, save_tensors, write_json
 from fedsim.core.learning import Protocol, Update
-from fedsim.core.spec import Component, ModelSpec, Positive, Spec
+from fedsim.core.run import observation_name, observation_path, weights_path
+from fedsim.core.spec import Component, ModelSpec, Positive, Spec, Upload
 
 FORMAT = 1
 _UPDATE, _BUFFER = "update/", "buffer/"
@@ -67,25 +68,6 @@ class Observation:
         return observation_name(self.round, self.client)
 
 
-def observation_name(round_: int, client: int) -> str:
-    return f"round-{round_:04d}/client-{client:04d}"
-
-
-def observation_path(root: Path, round_: int, client: int) -> Path:
-    """Where an observation keeps its tensors."""
-    return root / f"{observation_name(round_, client)}.safetensors"
-
-
-def address_of(path: Path) -> tuple[int, int]:
-    """Round and client of an observation file."""
-    try:
-        return int(path.parent.name.split("-")[1]), int(path.stem.split("-")[1])
-    except (IndexError, ValueError):
-        raise ObservationError(
-            f"'{path}' is no observation; they are named round-0001/client-0000.json."
-        ) from None
-
-
 def write_weights(root: Path, round_: int, weights: Mapping[str, Tensor]) -> None:
     """What the server sends in this round, kept once for all its clients."""
     path = weights_path(root, round_)
@@ -118,7 +100,7 @@ class _About(BaseModel):
 
     round: Positive
     client: Annotated[int, Field(ge=0)]
-    kind: Literal["gradient", "delta"]
+    kind: Upload
     num_examples: Annotated[int, Field(ge=0)]
     loss: float
     checksum: str
@@ -135,15 +117,25 @@ class _About(BaseModel):
 def read_observation(path: Path) -> Observation:
     """Load an observation by its ``.json`` or ``.safetensors`` path; damage is an error."""
     about, public, tensors = _read(path)
-    update = Update(
+    update = _update(about, tensors)
+    weights = read_weights(weights_path(path.parents[1], about.round))
+    return Observation(about.round, about.client, weights, update, public, about.checksum)
+
+
+def read_update(path: Path) -> Update:
+    """What came back alone, without what was sent; damage is an error."""
+    about, _, tensors = _read(path)
+    return _update(about, tensors)
+
+
+def _update(about: _About, tensors: Mapping[str, Tensor]) -> Update:
+    return Update(
         kind=about.kind,
         tensors={n[len(_UPDATE) :]: t for n, t in tensors.items() if n.startswith(_UPDATE)},
         buffers={n[len(_BUFFER) :]: t for n, t in tensors.items() if n.startswith(_BUFFER)},
         num_examples=about.num_examples,
         loss=about.loss,
     )
-    weights = read_weights(path.parent / "weights.safetensors")
-    return Observation(about.round, about.client, weights, update, public, about.checksum)
 
 
 def check_observation(path: Path) -> None:
@@ -168,15 +160,6 @@ def _read(path: Path) -> tuple[_About, Public, dict[str, Tensor]]:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """What the server sent in a round; damage is an error."""
     return _read_tensors(path, _read_about(path.with_suffix(".json")))
-
-
-def weights_path(root: Path, round_: int) -> Path:
-    return root / f"round-{round_:04d}" / "weights.safetensors"
-
-
-def list_observations(root: Path) -> list[Path]:
-    """Every complete observation under ``root``, by round and client."""
-    return sorted(root.glob("round-*/client-*.json"))
 
 
 def is_finite(path: Path) -> bool:

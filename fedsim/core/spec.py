@@ -9,6 +9,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,13 @@ from fedsim.core.errors import SpecError, did_you_mean
 
 Positive = Annotated[int, Field(ge=1)]
 Colour = tuple[float, float, float]
+
+
+class Upload(StrEnum):
+    """What a client uploads. Whoever treats them apart covers every one (`assert_never`)."""
+
+    GRADIENT = "gradient"  # of one batch
+    DELTA = "delta"  # how the weights changed over the local steps
 
 
 class _Section(BaseModel):
@@ -74,7 +82,7 @@ class TrainSpec(_Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Annotated[float, Field(gt=0)] | None = None  # global l2 norm of each gradient
-    upload: Literal["gradient", "delta"] = "gradient"
+    upload: Upload = Upload.GRADIENT
     batchnorm: Literal["shared", "local"] = "shared"
     mode: Literal["train", "eval"] = "train"
     strategy: str = "FedAvg"
@@ -86,10 +94,11 @@ class TrainSpec(_Section):
     def _one_way_to_count_steps(self) -> TrainSpec:
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError("give local_steps or local_epochs, not both")
-        if self.upload == "gradient" and (self.local_steps or 1) * (self.local_epochs or 1) > 1:
-            raise ValueError("a gradient upload is one step; use upload: delta for several")
-        if self.upload == "gradient" and (self.optimizer != "sgd" or self.momentum):
-            raise ValueError("a gradient upload has no local optimizer; use upload: delta")
+        if self.upload is Upload.GRADIENT:
+            if (self.local_steps or 1) * (self.local_epochs or 1) > 1:
+                raise ValueError("a gradient upload is one step; use upload: delta for several")
+            if self.optimizer != "sgd" or self.momentum:
+                raise ValueError("a gradient upload has no local optimizer; use upload: delta")
         return self
 
 
@@ -276,6 +285,9 @@ def _absolute(spec: Spec) -> Spec:
     if threat.surrogate:
         path = fixed(threat.surrogate.path)
         changed["surrogate"] = threat.surrogate.model_copy(update={"path": path})
+    if threat.prior:
+        path = fixed(threat.prior.checkpoint)
+        changed["prior"] = threat.prior.model_copy(update={"checkpoint": path})
     if threat.generator:
         path = fixed(threat.generator.checkpoint)
         changed["generator"] = threat.generator.model_copy(update={"checkpoint": path})
@@ -346,7 +358,7 @@ def _explain(error: ValidationError) -> str:
         message = str(first["ctx"]["error"])
         return f"{key + ': ' if key else ''}{message}.{more}"
     message = first["msg"][0].lower() + first["msg"][1:]
-    if first["type"] == "literal_error":
+    if first["type"] in ("literal_error", "enum"):
         allowed = str(first["ctx"]["expected"])
         word = first["input"] if isinstance(first["input"], str) else ""
         hint = did_you_mean(word, [a.strip(" '") for a in allowed.replace(" or ", ",").split(",")])

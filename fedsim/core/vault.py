@@ -19,7 +19,7 @@ from fedsim.core.errors import DamagedError, NotGranted, VaultError
 from fedsim.core.files import read_tensors, save_tensors
 from fedsim.core.knowledge import is_sealed
 from fedsim.core.learning import Batch
-from fedsim.core.observation import observation_name
+from fedsim.core.run import observation_name
 
 
 @dataclass(frozen=True)

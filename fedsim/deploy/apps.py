@@ -23,7 +23,8 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec, load_spec
 from fedsim.deploy.flower import TOLD
-from fedsim.federation.strategy import AdversarialStrategy, create_strategy
+from fedsim.federation.aggregation import create_strategy
+from fedsim.federation.strategy import AdversarialStrategy
 
 
 def _spec(context: Context) -> Spec:

@@ -31,6 +31,7 @@ from fedsim.core.errors import RunError, SpecError
 from fedsim.core.knowledge import granted_by
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
+from fedsim.core.wire import node_config
 from fedsim.deploy.flower import (
     TOLD,
     Processes,
@@ -146,8 +147,7 @@ def superlink_command(deployment: Deployment) -> list[str]:
 
 def supernode_command(deployment: Deployment, node: Node) -> list[str]:
     own = {
-        "partition-id": node.partition,
-        "num-partitions": len(deployment.nodes),
+        **node_config(node.partition, len(deployment.nodes)),
         "vault": str(node.vault),
         "data": str(node.data),
         "spec": str(node.spec),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsim.core.errors import DamagedError, RunError
 from fedsim.core.files import read_tensors, save_tensors
-from fedsim.core.run import Run
+from fedsim.core.run import ROUND_COLUMNS, Run
 
 _ROWS = TypeAdapter(list[dict[str, int | float | None]])
 _PREFIX = "state of the server/"  # no parameter of a model has a slash in its name
@@ -61,8 +61,7 @@ def write_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def write_rounds(run: Run, rows: list[dict[str, Any]]) -> None:
-    columns = ["round", "clients", "failed", "train_loss", "test_loss", "test_accuracy"]
-    run.write_table("rounds", pd.DataFrame(rows, columns=[*columns, "bytes", "seconds"]))
+    run.write_table("rounds", pd.DataFrame(rows, columns=list(ROUND_COLUMNS)))
 
 
 def held_by(strategy: Strategy) -> dict[str, Tensor]:

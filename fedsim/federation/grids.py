@@ -15,6 +15,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsim.core import wire
 from fedsim.core.errors import RunError
 
 DEATHS, RESTART_SECONDS = 60, 1.0  # how often a client is asked whose process is not there
@@ -131,7 +132,7 @@ class InlineGrid(Grid):
             client + 1: Context(
                 run_id=1,
                 node_id=client + 1,
-                node_config={"partition-id": client, "num-partitions": clients},
+                node_config=wire.node_config(client, clients),
                 state=RecordDict(),
                 run_config={},
             )
@@ -195,8 +196,7 @@ def identify(grid: Grid, clients: int, timeout: float) -> dict[int, int]:
     for reply in grid.send_and_receive(questions, timeout=timeout):
         if reply.has_error():
             raise RunError(f"a client cannot start: {reason_of(reply.error.reason)}")
-        metrics = next(iter(reply.content.metric_records.values()))
-        found[reply.metadata.src_node_id] = int(metrics["partition-id"])  # type: ignore[arg-type]
+        found[reply.metadata.src_node_id] = wire.introduced(reply.content)
     _check_partitions(sorted(found.values()), clients)
     return found
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from torch import Tensor
 
 from fedsim.core.learning import Update
-from fedsim.core.observation import Public, observation_path, write_observation, write_weights
-from fedsim.core.run import Run
+from fedsim.core.observation import Public, write_observation, write_weights
+from fedsim.core.run import Run, observation_path
 
 AHEAD = 6  # writes waiting; more would only fill memory
 HELD_BYTES = 256 * 2**20  # updates of a round held for its aggregation; the rest is read back
@@ -56,7 +56,7 @@ class Recorder:
         self._held += (size := update.nbytes())
         fits = self._held <= max(HELD_BYTES, size)
         kept = round_ in self.rounds
-        root = self.run.observations if kept else self.run.root / "spool"
+        root = self.run.observations if kept else self.run.spool
         if kept or not fits:
 
             def write() -> None:
@@ -73,7 +73,7 @@ class Recorder:
     def commit(self, write: Callable[[], None]) -> None:
         """A round is over: ``write`` says so on disk, after everything that belongs to it."""
         self._submit(write)
-        self._submit(shutil.rmtree, self.run.root / "spool", True)
+        self._submit(shutil.rmtree, self.run.spool, True)
 
     def settle(self) -> None:
         """Wait until everything is on disk; an error of the writer is raised here."""

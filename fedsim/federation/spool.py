@@ -6,20 +6,20 @@ import io
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import assert_never
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsim.core.learning import Update
+from fedsim.core.observation import read_update
+from fedsim.core.spec import Upload
 
 
-def as_weights(
-    sent: Mapping[str, Tensor], source: Update | Path, kind: str, lr: float
-) -> ArrayRecord:
+def as_weights(sent: Mapping[str, Tensor], source: Update | Path, lr: float) -> ArrayRecord:
     """A client's new weights: what it was sent, moved by its update (in memory or on disk)."""
-    change = _Change(source, kind, lr)
+    change = _Change(source, lr)
     arrays = ArrayRecord()
     for name, tensor in sent.items():
         arrays[name] = _LazyArray(tensor, partial(change.applied_to, name, tensor))
@@ -32,27 +32,32 @@ class _Change:
     Only the last update read stays in memory.
     """
 
-    _held: tuple[Path, dict[str, Tensor]] | None = None  # shared by all replies
+    _last: tuple[Path, Update] | None = None  # shared by all replies
 
-    def __init__(self, source: Update | Path, kind: str, lr: float):
-        self.source, self.kind, self.lr = source, kind, lr
+    def __init__(self, source: Update | Path, lr: float):
+        self.source, self.lr = source, lr
 
     def applied_to(self, name: str, sent: Tensor) -> Tensor:
-        tensors = self._tensors()
-        if (buffer := tensors.get(f"buffer/{name}")) is not None:
-            return buffer
-        if (change := tensors.get(f"update/{name}")) is None:
+        update = self._update()
+        if name in update.buffers:
+            return update.buffers[name]
+        if name not in update.tensors:
             return sent  # frozen or withheld: stays as it was
-        return sent - self.lr * change if self.kind == "gradient" else sent + change
+        match update.kind:
+            case Upload.GRADIENT:
+                return sent - self.lr * update.tensors[name]
+            case Upload.DELTA:
+                return sent + update.tensors[name]
+            case other:
+                assert_never(other)
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _update(self) -> Update:
         if isinstance(self.source, Update):
-            tensors = {f"update/{n}": t for n, t in self.source.tensors.items()}
-            return tensors | {f"buffer/{n}": t for n, t in self.source.buffers.items()}
-        held = _Change._held
-        if held is None or held[0] != self.source:
-            _Change._held = held = (self.source, load_file(self.source))
-        return held[1]
+            return self.source
+        last = _Change._last
+        if last is None or last[0] != self.source:
+            _Change._last = last = (self.source, read_update(self.source))
+        return last[1]
 
 
 class _LazyArray(Array):

@@ -7,33 +7,23 @@ strategy then aggregates them from there, untouched, so memory does not grow wit
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import flwr.serverapp.strategy as flower_strategies
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from fedsim.core.defense import Defense
-from fedsim.core.errors import RunError, SpecError, did_you_mean
+from fedsim.core import wire
+from fedsim.core.errors import RunError
 from fedsim.core.learning import Update
 from fedsim.core.observation import Public
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
-from fedsim.defenses import create_defenses
+from fedsim.federation.aggregation import CohortSum, Reply, masking
 from fedsim.federation.checkpoint import (
     Checkpoint,
     held_by,
@@ -43,33 +33,11 @@ from fedsim.federation.checkpoint import (
 )
 from fedsim.federation.grids import Cohort, StreamingGrid, identify, reason_of
 from fedsim.federation.recorder import Recorder
+from fedsim.federation.rounds import Event, RoundLog
 from fedsim.federation.spool import as_weights
 
 OnObservation = Callable[[int, int], None]  # round, client
 OnRound = Callable[[dict[str, Any]], None]
-
-
-def create_strategy(spec: Spec) -> Strategy:
-    """The Flower strategy a spec names; sampling is ours, so it takes every node it is shown."""
-    name = spec.train.strategy
-    known = [
-        n
-        for n in flower_strategies.__all__
-        if n not in ("Strategy", "Result") and not n.startswith(("Differential", "FedXgb"))
-    ]
-    if name not in known:
-        raise SpecError(
-            f"train.strategy: Flower has no strategy '{name}'{did_you_mean(name, known)}; "
-            f"known: {', '.join(known)}."
-        )
-    everyone = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
-    try:
-        strategy: Strategy = getattr(flower_strategies, name)(
-            **{**everyone, **spec.train.strategy_options}
-        )
-    except (TypeError, ValueError) as error:
-        raise SpecError(f"train.strategy_options do not fit {name}: {error}.") from error
-    return strategy
 
 
 class AdversarialStrategy(Strategy):
@@ -98,17 +66,15 @@ class AdversarialStrategy(Strategy):
         self.on_observation, self.on_round = on_observation, on_round
         self.on_committed = on_committed
         self.stop = stop or threading.Event()
-        self.secret = _secret(spec)
-        self.rows, self._arrays, self._restored = read_checkpoint(run)
+        self.mask = masking(spec)
+        rows, self._arrays, self._restored = read_checkpoint(run)
+        self.log = RoundLog(rows)
         self._clients: dict[int, int] = {}  # node id -> client
         self._sent: dict[str, Tensor] = {}
-        self._row: dict[str, Any] = {}
-        self._events: list[tuple[str, int, str]] = []
-        self._since = time.perf_counter()
 
     @property
     def rounds_done(self) -> int:
-        return len(self.rows)
+        return self.log.done
 
     def summary(self) -> None:
         self.inner.summary()
@@ -137,9 +103,7 @@ class AdversarialStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        round_ = self._round = self.rounds_done + 1
-        self._since = time.perf_counter()
-        self._events.clear()
+        round_ = self._round = self.log.begin()
         self._sent = dict(arrays.to_torch_state_dict())
         self.recorder.begin(round_, self._sent)
         chosen = set(self.spec.cohort(round_))
@@ -149,75 +113,60 @@ class AdversarialStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        round_ = self._round
-        waiting = set(self.spec.cohort(round_))
+        cohort = self.spec.cohort(self._round)
+        waiting = set(cohort)
         good: dict[int, Message] = {}
-        masked: dict[int, tuple[Message, Update]] = {}
-        total: dict[str, Tensor] = {}
+        hidden = CohortSum(self.mask) if self.mask is not None else None
         received = 0
-        for reply in replies:
-            client = self._clients[reply.metadata.src_node_id]
+        for message in replies:
+            client = self._clients[message.metadata.src_node_id]
             waiting.discard(client)
-            if reply.has_error():
-                reason = _reason(reply)
-                self._note("client_failed", client, f"client {client} failed: {reason}")
+            if (why := self._failure(message)) is not None:
+                self.log.note("client_failed", client, f"client {client} failed: {why}")
                 continue
-            update = _update(reply.content, self.public)
-            received += update.nbytes()
-            finite = update.is_finite()
-            then = partial(self.on_observation, round_, client) if finite else lambda: None
-            source = self.recorder.keep(round_, client, update, then)
-            if not finite:
-                self._note(
-                    "update_rejected",
-                    client,
-                    f"client {client} uploaded numbers that are not finite; kept out of the "
-                    f"aggregate and not attacked",
-                )
-                continue
-            if self.secret is not None:  # one upload alone is noise: only the sum is aggregated
-                total = _added(total, update.tensors)
-                masked[client] = (reply, replace(update, tensors={}))
-            else:
-                good[client] = self._as_weights(reply, source, update.kind)
-            del update, source
-        if masked:
-            good = self._revealed(round_, total, masked)
-        for client in sorted(waiting):
-            patience = self.spec.train.timeout
-            self._note(
-                "client_silent", client, f"client {client} did not answer within {patience:.0f} s"
+            reply = Reply(
+                client, message, wire.uploaded(message.content, self.public.protocol.upload)
             )
+            received += reply.update.nbytes()
+            source = self._captured(reply)
+            if source is None:
+                continue
+            if hidden is not None:
+                hidden.add(reply)
+            else:
+                good[client] = self._as_weights(message, source)
+            del reply, source
+        if hidden is not None:
+            for reply in hidden.revealed(self._round, cohort):
+                good[reply.client] = self._as_weights(reply.message, reply.update)
+        for client in sorted(waiting):
+            words = f"client {client} did not answer within {self.spec.train.timeout:.0f} s"
+            self.log.note("client_silent", client, words)
         # In the order of the clients, so that a sum of floats is the same in every engine.
         ordered = [good[client] for client in sorted(good)]
-        arrays, metrics = self.inner.aggregate_train(round_, ordered) if ordered else (None, None)
+        arrays, metrics = None, None
+        if ordered:
+            arrays, metrics = self.inner.aggregate_train(self._round, ordered)
         if arrays is not None:
             arrays = self._typed(arrays)
-        self._row = {
-            "round": round_,
-            "clients": len(good),
-            "failed": self.spec.cohort_size - len(good),
-            "train_loss": float(metrics["train_loss"]) if metrics else None,  # type: ignore[arg-type]
-            "bytes": received,
-        }
+        self.log.trained(len(good), len(cohort) - len(good), metrics, received)
         self._arrays = dict((arrays or ArrayRecord(self._sent)).to_torch_state_dict())
         return arrays, metrics
 
-    def _revealed(
-        self,
-        round_: int,
-        total: dict[str, Tensor],
-        masked: dict[int, tuple[Message, Update]],
-    ) -> dict[int, Message]:
-        """The mean update of the cohort as everybody's reply: what its sum makes of it."""
-        assert self.secret is not None
-        cohort, stayed = self.spec.cohort(round_), sorted(masked)
-        sums = self.secret.reveal(total, round_, cohort, stayed) or {}
-        mean = {name: tensor / len(stayed) for name, tensor in sums.items()}
-        return {
-            client: self._as_weights(reply, replace(update, tensors=mean), update.kind)
-            for client, (reply, update) in masked.items()
-        }
+    def _captured(self, reply: Reply) -> Update | Path | None:
+        """Keep one reply; where to aggregate it from, None for one that would spoil the sum."""
+        client, finite = reply.client, reply.update.is_finite()
+        then = partial(self.on_observation, self._round, client) if finite else lambda: None
+        source = self.recorder.keep(self._round, client, reply.update, then)
+        if finite:
+            return source
+        self.log.note(
+            "update_rejected",
+            client,
+            f"client {client} uploaded numbers that are not finite; kept out of the aggregate and "
+            f"not attacked",
+        )
+        return None
 
     # -- evaluation -------------------------------------------------------------------------
 
@@ -231,14 +180,7 @@ class AdversarialStrategy(Strategy):
         # The cohort shares out the test set, so that together it is seen exactly once.
         return [
             Message(
-                RecordDict(
-                    {
-                        "arrays": arrays,
-                        "config": ConfigRecord(
-                            {"server-round": self._round, "part": part, "parts": len(chosen)}
-                        ),
-                    }
-                ),
+                wire.evaluation(arrays, self._round, wire.Share(part, len(chosen))),
                 dst_node_id=nodes[client],
                 message_type=MessageType.EVALUATE,
             )
@@ -249,94 +191,53 @@ class AdversarialStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         good: dict[int, Message] = {}
-        for reply in replies:
-            client = self._clients[reply.metadata.src_node_id]
-            if reply.has_error():
-                reason = _reason(reply)
-                self._note(
-                    "evaluation_failed", client, f"client {client} could not evaluate: {reason}"
-                )
-            elif _metrics(reply.content)["num-examples"]:
-                good[client] = reply
+        for message in replies:
+            client = self._clients[message.metadata.src_node_id]
+            if (why := self._failure(message)) is not None:
+                words = f"client {client} could not evaluate: {why}"
+                self.log.note("evaluation_failed", client, words)
+            elif wire.evaluated_examples(message.content):
+                good[client] = message
         ordered = [good[client] for client in sorted(good)]
         metrics = self.inner.aggregate_evaluate(self._round, ordered) if ordered else None
-        for key in ("test_loss", "test_accuracy"):
-            self._row[key] = float(metrics[key]) if metrics else None  # type: ignore[arg-type]
-        self._row["seconds"] = round(time.perf_counter() - self._since, 3)
-        self.rows.append(self._row)
-        self.recorder.commit(
-            partial(
-                self._commit,
-                Checkpoint(list(self.rows), self._arrays, held_by(self.inner)),
-                list(self._events),
-            )
-        )
-        self.on_round(self._row)
+        row = self.log.evaluated(metrics)
+        reached = Checkpoint(list(self.log.rows), self._arrays, held_by(self.inner))
+        self.recorder.commit(partial(self._commit, reached, self.log.events))
+        self.on_round(row)
         return metrics
 
-    # -- what is kept -----------------------------------------------------------------------
-
-    def _commit(self, checkpoint: Checkpoint, events: list[tuple[str, int, str]]) -> None:
-        round_ = checkpoint.rows[-1]["round"]
+    def _commit(self, reached: Checkpoint, events: list[Event]) -> None:
+        round_ = reached.rows[-1]["round"]
         for kind, client, message in events:
             self.run.note(kind, message, round=round_, client=client)
-        write_checkpoint(self.run, checkpoint)
+        write_checkpoint(self.run, reached)
         self.on_committed(round_)
 
-    def _note(self, kind: str, client: int, message: str) -> None:
-        """For the run's events, once the round is whole: one that is cut short is done again."""
-        self._events.append((kind, client, message))
+    # -- replies ----------------------------------------------------------------------------
+
+    def _failure(self, message: Message) -> str | None:
+        """Why a client failed, None where it did not. Where the testbed's own vault did, the run
+        ends: of clients elsewhere the vault is theirs, and so is the failure."""
+        if message.has_error():
+            return reason_of(message.error.reason)
+        fault = wire.fault_in(message.content)
+        if fault is not None and not self.run.deployed:
+            raise RunError(fault)
+        return fault
 
     def _revived(self, node: int, reason: str) -> None:
         if node in self._clients:
             client = self._clients[node]
             words = f"the process of client {client} died and was started again: {reason}"
-            self._note("client_revived", client, words)
+            self.log.note("client_revived", client, words)
 
-    def _as_weights(self, reply: Message, source: Update | Path, kind: str) -> Message:
+    def _as_weights(self, message: Message, source: Update | Path) -> Message:
         """The reply as the wrapped strategy expects it: the client's new weights."""
-        arrays = as_weights(self._sent, source, kind, self.spec.train.lr)
-        reply.content = RecordDict({"arrays": arrays, "metrics": reply.content["metrics"]})
-        return reply
+        arrays = as_weights(self._sent, source, self.spec.train.lr)
+        message.content = wire.as_reply(message.content, arrays)
+        return message
 
     def _typed(self, arrays: ArrayRecord) -> ArrayRecord:
         """Averages of counters are floats again: give every array its own type back."""
         state = arrays.to_torch_state_dict()
         return ArrayRecord({n: t.to(self._sent[n].dtype) for n, t in state.items()})
-
-
-def _secret(spec: Spec) -> Defense | None:
-    """The defense under which the server reads the sum of a cohort alone, if there is one."""
-    declared = create_defenses(spec.defenses)
-    hiding = [d for d in declared if type(d).reveal is not Defense.reveal]
-    if hiding and declared[-1] is not hiding[0]:
-        raise SpecError("secure aggregation masks what is uploaded: list it as the last defense.")
-    return hiding[0] if hiding else None
-
-
-def _added(total: dict[str, Tensor], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {n: total[n] + t if n in total else t.clone() for n, t in tensors.items()}
-
-
-def _reason(reply: Message) -> str:
-    """Why a client failed; where the vault did, it was not the client."""
-    reason = reason_of(reply.error.reason)
-    if "the vault" in reason:  # of an error in another process, its words are all that arrives
-        raise RunError(reason)
-    return reason
-
-
-def _update(content: RecordDict, public: Public) -> Update:
-    metrics = _metrics(content)
-    buffers = content.array_records.get("buffers")
-    return Update(
-        kind=public.protocol.upload,
-        tensors=dict(content.array_records["arrays"].to_torch_state_dict()),
-        buffers=dict(buffers.to_torch_state_dict()) if buffers else {},
-        num_examples=int(metrics["num-examples"]),  # type: ignore[arg-type]
-        loss=float(metrics["train_loss"]),  # type: ignore[arg-type]
-    )
-
-
-def _metrics(content: RecordDict) -> MetricRecord:
-    return next(iter(content.metric_records.values()))

@@ -23,7 +23,7 @@ from fedsim.core.models import (
     vit_parts,
 )
 from fedsim.core.spec import Spec
-from fedsim.defenses import create_defenses
+from fedsim.defenses.applied import declared, prepared
 from fedsim.lint.rehearsal import Rehearsal, rehearse
 
 SHALLOW = 2  # blocks of a ViT that are built
@@ -84,7 +84,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Guard:
+class NamedDefense:
     """One defense of the spec."""
 
     name: str
@@ -106,7 +106,7 @@ class Facts:
     shard: int | None  # samples of the client that holds fewest; None: not known
     images: int | None  # distinct ones behind an update of that client; None: not known
     steps: int | None  # that it takes; None: not known
-    guards: tuple[Guard, ...]
+    defenses: tuple[NamedDefense, ...]
     tokens: Tokens | None  # None: no ViT
     head: tuple[str, ...]  # "weight" and "bias", as far as their gradients are uploaded
     batchnorms: int
@@ -118,18 +118,18 @@ class Facts:
     def one_image(self) -> bool:
         return self.images == 1
 
-    def guard(self, name: str) -> Guard | None:
-        return next((guard for guard in self.guards if guard.name == name), None)
+    def named(self, name: str) -> NamedDefense | None:
+        return next((named for named in self.defenses if named.name == name), None)
 
 
 def gather(spec: Spec) -> Facts:
     """The facts of a spec; a spec that could not run is an error, as it is in an audit."""
-    guards = tuple(
-        Guard(c.name, d) for c, d in zip(spec.defenses, create_defenses(spec.defenses), strict=True)
+    named_defenses = tuple(
+        NamedDefense(c.name, d) for c, d in zip(spec.defenses, declared(spec.defenses), strict=True)
     )
     classes, shard = _data(spec)
     steps, images = _behind(spec, shard)
-    model = prepared(spec, classes or ASSUMED_CLASSES, guards)
+    model = prepared(_built(spec, classes or ASSUMED_CLASSES), [g.defense for g in named_defenses])
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     tokens = _tokens(model, trained)
     return Facts(
@@ -139,7 +139,7 @@ def gather(spec: Spec) -> Facts:
         shard=shard,
         images=images,
         steps=steps,
-        guards=guards,
+        defenses=named_defenses,
         tokens=tokens,
         head=_head(model, trained),
         batchnorms=len(batchnorm_names(model)),
@@ -148,25 +148,18 @@ def gather(spec: Spec) -> Facts:
         rehearsal=rehearse(
             spec,
             model,
-            [guard.defense for guard in guards],
+            [named.defense for named in named_defenses],
             classes=classes or ASSUMED_CLASSES,
             steps=(steps or 1) if images == 1 else 1,
             form=tokens.form if tokens is not None and images == 1 else None,
-            acting=any(guard.acts_on(*ACTS) for guard in guards),
-            chance=any(guard.acts_on("protect_batch") for guard in guards),
+            acting=any(named.acts_on(*ACTS) for named in named_defenses),
+            chance=any(named.acts_on("protect_batch") for named in named_defenses),
         ),
     )
 
 
-def prepared(spec: Spec, classes: int, guards: tuple[Guard, ...]) -> nn.Module:
-    """The model as the defenses leave it; without numbers in it where it would be too large."""
-    model = _built(spec, classes)
-    for guard in guards:
-        model = guard.defense.prepare_model(model)
-    return model
-
-
 def _built(spec: Spec, classes: int) -> nn.Module:
+    """The model of a spec, without numbers in it where it would be too large."""
     side = spec.data.image_size
     if spec.model.checkpoint:  # its positions are what they are, and it fits the whole model only
         bare = spec.model.model_copy(update={"pretrained": False})

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from fedsim.attacks import create_attack
 from fedsim.attacks.labels import recover_labels
-from fedsim.campaign.jobs import countered
 from fedsim.core.attack import no_progress
 from fedsim.core.defense import Defense
 from fedsim.core.errors import AttackError, FedsimError
-from fedsim.core.knowledge import THREATS, View
+from fedsim.core.knowledge import THREATS, Announced, View
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import Spec
+from fedsim.defenses.applied import countered
 
 EXACT_DB = 40.0  # a picture without a visible difference
 DRAWS, CHANCES = 4, 12  # batches: usually; where a defense tosses a coin for each
@@ -131,8 +131,10 @@ class Stage:
         view = View(
             observation,
             THREATS["C"].grants,
-            architecture=lambda: copy.deepcopy(self.model),
-            counter=partial(countered, observation) if self.defenses else None,
+            Announced(
+                lambda: copy.deepcopy(self.model),
+                partial(countered, observation) if self.defenses else None,
+            ),
         )
         try:
             result = create_attack(form).reconstruct(

@@ -21,7 +21,7 @@ def mixed(facts: Facts) -> tuple[str, ...]:
 
 
 def aggregated(facts: Facts) -> tuple[str, ...]:
-    if facts.guard("secure_aggregation") is not None:
+    if facts.named("secure_aggregation") is not None:
         return more_clients(facts) if facts.spec.cohort_size == 1 else ()
     added = with_defense(facts, {"name": "secure_aggregation"})
     return added if facts.spec.cohort_size > 1 else (*added, *more_clients(facts))

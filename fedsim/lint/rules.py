@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fedsim.attacks import create_attack
 from fedsim.core.knowledge import THREATS, granted_by
-from fedsim.lint.facts import ACTS, Facts, Guard
+from fedsim.lint.facts import ACTS, Facts, NamedDefense
 from fedsim.lint.findings import Finding, Severity
 from fedsim.lint.rehearsal import EXACT_DB
 from fedsim.lint.remedies import (
@@ -118,15 +118,15 @@ def _severity(facts: Facts, determined: bool) -> Severity | None:
     if not heard:
         return "likely" if determined and not _acting(facts) else None
     exact = sum(value >= EXACT_DB for value in heard) / len(heard)
-    if determined and (exact >= MOSTLY or (exact > 0 and _by_chance(facts.guards))):
+    if determined and (exact >= MOSTLY or (exact > 0 and _by_chance(facts.defenses))):
         return "certain"
     if determined and _sometimes_plain(facts) and min(bare) >= EXACT_DB:
         return "certain"  # a coin that seldom falls so, but it does
     return "likely" if max(heard) >= CLEAR_DB else None
 
 
-def _by_chance(guards: Sequence[Guard]) -> bool:
-    return any(guard.acts_on("protect_batch") for guard in guards)
+def _by_chance(named_defenses: Sequence[NamedDefense]) -> bool:
+    return any(named.acts_on("protect_batch") for named in named_defenses)
 
 
 def _sometimes_plain(facts: Facts) -> bool:
@@ -155,7 +155,7 @@ def ended_by(facts: Facts) -> Iterator[Finding]:
     if not bare or min(bare) < EXACT_DB or _certain_picture(facts):
         return
     best = max(heard)
-    names = ", ".join(guard.name for guard in _acting(facts))
+    names = ", ".join(named.name for named in _acting(facts))
     reason = (
         f"The equations determine the picture; {names} is all that hides it: rehearsed, a closed "
         f"form comes to {best:.0f} dB with it and to {min(bare):.0f} dB without. Attacks that "
@@ -168,20 +168,20 @@ def bypassed(facts: Facts) -> Iterator[Finding]:
     """Defenses that are in force while the picture still comes back."""
     if not _certain_picture(facts):
         return
-    for guard in facts.guards:
-        if guard.acts_on("protect_batch"):
-            rate = getattr(guard.defense, "probability", None)
+    for named in facts.defenses:
+        if named.acts_on("protect_batch"):
+            rate = getattr(named.defense, "probability", None)
             share = f" (each batch is shuffled with probability {rate:g})" if rate else ""
             why = f"leaves some batches as they are{share}, and those come back exactly"
-        elif guard.acts_on("prepare_model"):
+        elif named.acts_on("prepare_model"):
             why = "takes parts out of training, and what remains still determines the picture"
-        elif guard.acts_on("protect_update", "protect_gradient"):
+        elif named.acts_on("protect_update", "protect_gradient"):
             why = "leaves the equations between the layers' gradients as they were"
-        elif guard.acts_on("batch_gradient"):
+        elif named.acts_on("batch_gradient"):
             why = "does not change the gradients that the closed form reads"
         else:
             why = "does not touch what the closed form reads"
-        reason = f"{guard.name} {why}: one picture behind an update is recovered in spite of it."
+        reason = f"{named.name} {why}: one picture behind an update is recovered in spite of it."
         yield Finding("bypassed-defense", "certain", reason, mixed(facts))
 
 
@@ -257,8 +257,8 @@ def batch_statistics(facts: Facts) -> Iterator[Finding]:
 
 def lonely_aggregation(facts: Facts) -> Iterator[Finding]:
     """A sum of one is its summand; a sum of few is little cover."""
-    guard = facts.guard("secure_aggregation")
-    if guard is None:
+    named = facts.named("secure_aggregation")
+    if named is None:
         return
     cohort = facts.spec.cohort_size
     if cohort == 1:
@@ -274,7 +274,7 @@ def lonely_aggregation(facts: Facts) -> Iterator[Finding]:
             f"{cohort - 1} clients who collude with the server uncover the last."
         )
         yield Finding("aggregate-is-visible", "note", reason)
-    after = facts.guards[facts.guards.index(guard) + 1 :]
+    after = facts.defenses[facts.defenses.index(named) + 1 :]
     for later in after:
         if later.acts_on("protect_update"):
             reason = (
@@ -286,11 +286,11 @@ def lonely_aggregation(facts: Facts) -> Iterator[Finding]:
 
 def replaced_gradient(facts: Facts) -> Iterator[Finding]:
     """Of several defenses that compute a batch's gradient themselves, the last one counts."""
-    own = [guard for guard in facts.guards if guard.acts_on("batch_gradient")]
-    for guard in own[:-1]:
+    own = [named for named in facts.defenses if named.acts_on("batch_gradient")]
+    for named in own[:-1]:
         reason = (
-            f"{guard.name} and {own[-1].name} both compute the batch's gradient; the later one "
-            f"replaces the earlier, so {guard.name} protects nothing."
+            f"{named.name} and {own[-1].name} both compute the batch's gradient; the later one "
+            f"replaces the earlier, so {named.name} protects nothing."
         )
         remedy = without_defense(facts, own[-1].name)
         yield Finding("replaced-gradient", "certain", reason, remedy)
@@ -298,7 +298,7 @@ def replaced_gradient(facts: Facts) -> Iterator[Finding]:
 
 def budget(facts: Facts) -> Iterator[Finding]:
     """Differential privacy that promises nothing."""
-    promising = [guard for guard in facts.guards if guard.acts_on("budget")]
+    promising = [named for named in facts.defenses if named.acts_on("budget")]
     if not promising or not facts.data_here:
         return
     from fedsim.scoring.budgets import budgets  # the accountant takes seconds to import
@@ -325,7 +325,7 @@ def budget(facts: Facts) -> Iterator[Finding]:
 
 def clear_text_beside(facts: Facts) -> Iterator[Finding]:
     """The loss and the number of examples travel unprotected."""
-    careful = [g.name for g in facts.guards if g.acts_on("budget", "reveal")]
+    careful = [g.name for g in facts.defenses if g.acts_on("budget", "reveal")]
     if careful:
         whose = " of one picture" if facts.one_image else ""
         reason = (
@@ -337,12 +337,12 @@ def clear_text_beside(facts: Facts) -> Iterator[Finding]:
 
 def readable_mask(facts: Facts) -> Iterator[Finding]:
     """A place whose position got no gradient was hidden."""
-    guard, tokens = facts.guard("mjp"), facts.tokens
-    if guard is None or tokens is None or not tokens.uploads_position:
+    named, tokens = facts.named("mjp"), facts.tokens
+    if named is None or tokens is None or not tokens.uploads_position:
         return
-    if facts.spec.train.upload != "gradient" or not getattr(guard.defense, "unknown", False):
+    if facts.spec.train.upload != "gradient" or not getattr(named.defense, "unknown", False):
         return
-    rest = round((1 - getattr(guard.defense, "ratio", 1.0)) * tokens.patches)
+    rest = round((1 - getattr(named.defense, "ratio", 1.0)) * tokens.patches)
     reason = (
         f"mjp's mask is public: hidden places have position gradients of exactly zero. The other "
         f"{rest} of {tokens.patches} patches keep equations of their own."
@@ -353,12 +353,12 @@ def readable_mask(facts: Facts) -> Iterator[Finding]:
 
 def strangers(facts: Facts) -> Iterator[Finding]:
     """Defenses by import path: what they mean to do is not known here."""
-    for guard in facts.guards:
-        if ":" in guard.name:
-            hooks = [h for h in (*ACTS, "prepare_model", "choose", "penalty") if guard.acts_on(h)]
+    for named in facts.defenses:
+        if ":" in named.name:
+            hooks = [h for h in (*ACTS, "prepare_model", "choose", "penalty") if named.acts_on(h)]
             judged = "the rehearsal ran with it" if facts.rehearsal.declined is None else "unjudged"
             reason = (
-                f"{guard.name} is not one of fedsim's own: it overrides "
+                f"{named.name} is not one of fedsim's own: it overrides "
                 f"{', '.join(hooks) or 'no hook'}; {judged}, and nothing else is known of it."
             )
             yield Finding("unknown-defense", "note", reason)
@@ -450,8 +450,8 @@ def _range(values: Sequence[float]) -> str:
     return f"{low} dB" if low == high else f"{low} to {high} dB"
 
 
-def _acting(facts: Facts) -> list[Guard]:
-    return [guard for guard in facts.guards if guard.acts_on(*ACTS)]
+def _acting(facts: Facts) -> list[NamedDefense]:
+    return [named for named in facts.defenses if named.acts_on(*ACTS)]
 
 
 def _certain_picture(facts: Facts) -> bool:

@@ -58,7 +58,7 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
             style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
         )
     )
-    path = run.root / "report-redacted.html" if redacted else run.report
+    path = run.redacted_report if redacted else run.report
     if not redacted:
         pictures.write_grid(run, jobs, scores, finding)
     write_atomically(path, page.lstrip().encode())

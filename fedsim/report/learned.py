@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 from PIL import Image
 
-from fedsim.core.run import Run
+from fedsim.core.run import Run, list_lessons
 from fedsim.report import plots
 from fedsim.report.pictures import data_uri
 
@@ -28,7 +28,7 @@ def learned(run: Run) -> list[Memory]:
     """The memories that hold a picture of what they know."""
     found = []
     for folder in sorted(run.learned.glob("*")) if run.learned.is_dir() else []:
-        lessons = [json.loads(p.read_text()) for p in sorted(folder.glob("lesson-????.json"))]
+        lessons = [json.loads(p.read_text()) for p in list_lessons(folder)]
         if not (folder / "samples.png").is_file() or not lessons:
             continue
         with Image.open(folder / "samples.png") as picture:

@@ -240,7 +240,7 @@ COLUMNS, BANDS, SIDE, GAP, MARGIN, LINE = 8, 2, 128, 8, 24, 22
 
 def write_grid(run: Run, jobs: list[Job], scores: pd.DataFrame, finding: Finding) -> None:
     """``grid.png``: originals over reconstructions of the strongest attack."""
-    path = run.root / "grid.png"
+    path = run.grid
     own = scores[scores["attack"] == finding.attack]
     pairs = load_pairs(run, jobs, scores, spread(own, COLUMNS * BANDS))
     if not pairs:

@@ -8,7 +8,7 @@ from typing import Any
 from fedsim.clients.shards import shards_of
 from fedsim.core.defense import Exposure
 from fedsim.core.spec import Spec
-from fedsim.defenses import create_defenses
+from fedsim.defenses.applied import declared
 
 
 def exposures(spec: Spec) -> list[Exposure]:
@@ -28,7 +28,7 @@ def exposures(spec: Spec) -> list[Exposure]:
 def budgets(spec: Spec) -> list[dict[str, Any]]:
     """For every defense that promises one: the budget of the client that spends most."""
     told = []
-    for component, defense in zip(spec.defenses, create_defenses(spec.defenses), strict=True):
+    for component, defense in zip(spec.defenses, declared(spec.defenses), strict=True):
         each = [
             b for e in set(exposures(spec)) if e.rounds and (b := defense.budget(e)) is not None
         ]

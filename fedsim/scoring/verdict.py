@@ -22,7 +22,7 @@ import pandas as pd
 
 from fedsim.core.attack import BASELINE
 from fedsim.core.spec import Spec
-from fedsim.scoring.scores import CANARY_TOLERANCE
+from fedsim.scoring.canary import CANARY_TOLERANCE
 from fedsim.scoring.statistics import (
     KEYS,
     above_chance,

@@ -34,7 +34,7 @@ from fedsim.core.learning import Protocol
 from fedsim.core.models import VitParts, build_architecture, vit_parts
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
-from fedsim.defenses import create_defenses
+from fedsim.defenses.applied import declared, prepared
 from fedsim.defenses.jigsaw import block_mask, rearrange, shuffled_order
 from fedsim.defenses.mjp import Puzzle, coordinates
 from fedsim.federation.checkpoint import split
@@ -86,7 +86,7 @@ def analyse(source: Path, output: Path | None = None, *, pictures: int = 256) ->
         [right for _, _, right in shuffled],
         min(pictures, len(images_of(spec.data, "test"))),
     )
-    folder = output or run.root / "positions"
+    folder = output or run.positions
     write_json(folder / "positions.json", asdict(findings))
     centred = rows - rows.mean(0)
     _, _, directions = torch.linalg.svd(centred, full_matrices=False)
@@ -171,8 +171,7 @@ def load_final_model(run: Run, file: Path | None = None) -> nn.Module:
         raise RunError(f"'{run.root}' has no checkpoint yet: its rounds are not done.")
     classes = len(images_of(spec.data, "train").classes)
     model = build_architecture(spec.model, image_size=spec.data.image_size, num_classes=classes)
-    for defense in create_defenses(spec.defenses):
-        model = defense.prepare_model(model)
+    model = prepared(model, declared(spec.defenses))
     model.load_state_dict(split(read_tensors(file)[0])[0])
     return model.eval()
 

@@ -18,7 +18,7 @@ import torch
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.attack import BASELINE
 from fedsim.core.errors import RunError
-from fedsim.core.run import Run
+from fedsim.core.run import Run, paths
 from fedsim.core.spec import Spec
 from fedsim.report.pictures import Pair, load_pairs, spread
 from fedsim.scoring.verdict import KEYS, RECOVERED_DB, bootstrap
@@ -145,7 +145,7 @@ def _scores(
     if run.state != "finished":
         return None
     try:
-        return files.parse(run.place.root, "scores.csv", _score_table)
+        return files.parse(run.place.root, paths.SCORES, _score_table)
     except RunError as error:
         problems.append((number, reason(error)))
         return None
@@ -155,7 +155,7 @@ def _score_table(content: bytes) -> pd.DataFrame:
     table = pd.read_csv(io.BytesIO(content))
     lacking = [name for name in (*NUMERIC, "attack") if name not in table.columns]
     if lacking:
-        raise RunError(f"scores.csv has no column {lacking[0]}.")
+        raise RunError(f"{paths.SCORES} has no column {lacking[0]}.")
     for name in NUMERIC:
         table[name] = pd.to_numeric(table[name], errors="coerce")
     table = table.dropna(subset=[*KEYS, "trial", "attack"])

@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedsim.core.errors import RunError
+from fedsim.core.run import paths
 
 DEPTH = 4  # folder, bench, cells, cell
 FRESH_SECONDS = 2.0  # a page that is polled does not walk the disk every time
-NO_FOLDERS = {"vault", "observations", "reconstructions", "learned", "spool"}
+NO_FOLDERS = {
+    *(paths.VAULT, paths.OBSERVATIONS, paths.RECONSTRUCTIONS, paths.LEARNED, paths.SPOOL),
+}
 
 
 @dataclass(frozen=True)

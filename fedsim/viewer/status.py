@@ -26,7 +26,7 @@ import yaml
 from fedsim.campaign.plan import labelled_attacks, victims
 from fedsim.core.attack import BASELINE
 from fedsim.core.errors import RunError
-from fedsim.core.observation import observation_name
+from fedsim.core.run import ROUND_COLUMNS, list_lessons, paths, result_name
 from fedsim.core.spec import Spec, load_spec
 from fedsim.report.content import RANK
 from fedsim.report.formats import count
@@ -37,7 +37,6 @@ QUIET_SECONDS = 300.0
 SETTLED_SECONDS = 15.0  # between the last round and the first attack of an audit
 MOST_PLANNED = 2_000_000  # updates; counting more would stop the viewer
 EVENTS_SHOWN, FAILURES_SHOWN = 12, 6
-ROUND_COLUMNS = ["round", "clients", "failed", "train_loss", "test_loss", "test_accuracy"]
 
 
 @dataclass(frozen=True)
@@ -51,18 +50,18 @@ class Planned:
     def parse(cls, content: bytes) -> Planned:
         held = yaml.safe_load(content)
         if not isinstance(held, dict):
-            raise RunError("spec.yaml is empty or no spec.")
+            raise RunError(f"{paths.SPEC} is empty or no spec.")
         spec = load_spec(held)
         if max(spec.train.rounds, spec.data.clients, spec.audit.trials) > MOST_PLANNED or (
             spec.train.rounds * spec.cohort_size * spec.audit.trials > MOST_PLANNED
         ):
-            raise RunError("spec.yaml plans more jobs than can be counted here.")
-        chosen = [observation_name(*victim) for victim in victims(spec)]
+            raise RunError(f"{paths.SPEC} plans more jobs than can be counted here.")
+        chosen = victims(spec)
         return cls(
             spec,
             {
                 label: frozenset(
-                    f"{victim}-trial-{trial}"
+                    result_name(*victim, trial)
                     for victim in chosen
                     for trial in range(1 if label == BASELINE else spec.audit.trials)
                 )
@@ -174,11 +173,11 @@ def standing(files: Files, place: Place, *, now: float | None = None) -> Standin
     now = time.time() if now is None else now
     root, problems = place.root, list[str]()
     about: dict[str, Any] = {"now": now, "problems": problems}
-    about["report"] = exists(root, "report.html")
+    about["report"] = exists(root, paths.REPORT)
     try:
-        planned = files.parse(root, "spec.yaml", Planned.parse)
+        planned = files.parse(root, paths.SPEC, Planned.parse)
         if planned is None:
-            raise RunError("spec.yaml is gone.")
+            raise RunError(f"{paths.SPEC} is gone.")
     except RunError as error:
         problems.append(reason(error))
         return Standing(place, "damaged", changed=_last_change(root), **about)
@@ -186,8 +185,8 @@ def standing(files: Files, place: Place, *, now: float | None = None) -> Standin
     about |= {"spec": spec, "rounds_total": spec.train.rounds}
     about["rounds_done"] = min(spec.train.rounds, len(_rounds(files, root, problems)))
     try:
-        outcomes = files.parse(root, "summary.json", _outcomes)
-        failed = files.parse(root, "summary.json", _failed)
+        outcomes = files.parse(root, paths.SUMMARY, _outcomes)
+        failed = files.parse(root, paths.SUMMARY, _failed)
     except RunError as error:
         problems.insert(0, reason(error))
         return Standing(place, "damaged", changed=_last_change(root), **about)
@@ -202,13 +201,13 @@ def standing(files: Files, place: Place, *, now: float | None = None) -> Standin
             "finished",
             attacks=attacks,
             outcomes=outcomes,
-            changed=_modified(root / "summary.json"),
+            changed=_modified(root / paths.SUMMARY),
             **about,
         )
     attacks = [_jobs(root, label, names) for label, names in planned.results.items()]
     changed = _last_change(root)
     state = _state(about["rounds_done"], spec, attacks, root, now - (changed or 0.0))
-    lessons = len(list((root / "learned").glob("*/lesson-????.json")))
+    lessons = sum(len(list_lessons(memory)) for memory in (root / paths.LEARNED).glob("*"))
     return Standing(place, state, attacks=attacks, lessons=lessons, changed=changed, **about)
 
 
@@ -229,7 +228,7 @@ def rounds_of(files: Files, place: Place) -> list[dict[str, float | None]]:
 
 def _rounds(files: Files, root: Path, problems: list[str]) -> list[dict[str, float | None]]:
     try:
-        return files.parse(root, "rounds.csv", _table) or []
+        return files.parse(root, paths.ROUNDS, _table) or []
     except RunError as error:
         problems.append(reason(error))
         return []
@@ -239,7 +238,7 @@ def _table(content: bytes) -> list[dict[str, float | None]]:
     held = pd.read_csv(io.BytesIO(content)).reindex(columns=ROUND_COLUMNS)
     held = held.apply(pd.to_numeric, errors="coerce")
     if len(held) and held["round"].isna().all():
-        raise RunError("rounds.csv has no rounds in it.")
+        raise RunError(f"{paths.ROUNDS} has no rounds in it.")
     rows = held.dropna(subset=["round"]).drop_duplicates("round", keep="last")
     return [{str(k): _number(v) for k, v in row.items()} for row in rows.to_dict("records")]
 
@@ -247,7 +246,7 @@ def _table(content: bytes) -> list[dict[str, float | None]]:
 def events_of(files: Files, place: Place) -> tuple[list[dict[str, str]], int]:
     """The newest events, the newest first, and how many lines cannot be read."""
     try:
-        held = files.parse(place.root, "events.jsonl", _events)
+        held = files.parse(place.root, paths.EVENTS, _events)
     except RunError as error:
         return [{"kind": "damaged", "message": reason(error), "where": ""}], 0
     events, damaged = held or ([], 0)
@@ -271,8 +270,8 @@ def _events(content: bytes) -> tuple[list[dict[str, str]], int]:
 def failures_of(files: Files, place: Place) -> list[str]:
     """A few reasons why jobs failed, each once."""
     found: dict[str, None] = {}
-    folder = place.root / "reconstructions"
-    for path in sorted(folder.glob("*/*/*.failed.json")):
+    folder = place.root / paths.RECONSTRUCTIONS
+    for path in sorted(folder.glob(f"*/*/*{paths.FAILURE}")):
         name = str(path.relative_to(place.root))
         try:
             said = files.parse(place.root, name, _failure)
@@ -317,15 +316,15 @@ def _failed(content: bytes) -> dict[str, int]:
 
 
 def _jobs(root: Path, label: str, names: frozenset[str]) -> AttackProgress:
-    folder = root / "reconstructions" / label
+    folder = root / paths.RECONSTRUCTIONS / label
     done, failed, begun = set[str](), set[str](), set[str]()
     if inside(root, folder):
         for path in _below(folder, 2):
             name = f"{path.parent.name}/{path.name}"
             for ending, kept in (
-                (".unfinished.safetensors", begun),
-                (".failed.json", failed),
-                (".safetensors", done),
+                (paths.NOTEBOOK, begun),
+                (paths.FAILURE, failed),
+                (paths.RESULT, done),
             ):
                 if name.endswith(ending):
                     kept.add(name.removesuffix(ending))
@@ -355,12 +354,16 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 def _last_change(root: Path) -> float | None:
     """The newest change; every file replaces another, which its folder remembers."""
-    paths = [root, root / "spec.yaml", root / "summary.json"]
-    for name, depth in (("observations", 1), ("reconstructions", 2), ("learned", 1)):
-        paths.append(root / name)
+    places = [root, root / paths.SPEC, root / paths.SUMMARY]
+    for name, depth in (
+        (paths.OBSERVATIONS, 1),
+        (paths.RECONSTRUCTIONS, 2),
+        (paths.LEARNED, 1),
+    ):
+        places.append(root / name)
         for level in range(1, depth + 1):
-            paths += _below(root / name, level)
-    found = [at for path in paths if (at := _modified(path)) is not None]
+            places += _below(root / name, level)
+    found = [at for path in places if (at := _modified(path)) is not None]
     return max(found, default=None)
 
 

@@ -1,11 +1,5 @@
-"""Run: a directory that holds everything an experiment made, and every path in it.
-
-spec.yaml run.json run.lock rounds.csv events.jsonl checkpoint.safetensors
-observations/ vault/ reconstructions/ learned/ canaries.json
-scores.csv scores.parquet summary.json report.html
-
-Every file is written atomically, and one process works in a run at a time.
-"""
+"""Run: a directory that holds everything an experiment made. Every file is written atomically, and
+one process works in it at a time."""
 
 from __future__ import annotations
 
@@ -26,6 +20,29 @@ from torch import Tensor
 
 from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import UNFINISHED, read_json, write_atomically, write_json
+from fedsim.core.run.paths import (
+    CANARIES,
+    CHECKPOINT,
+    EVENTS,
+    GRID,
+    LEARNED,
+    LOCK,
+    OBSERVATIONS,
+    OFFLINE,
+    POSITIONS,
+    RECONSTRUCTIONS,
+    RECORD,
+    REDACTED_REPORT,
+    REPORT,
+    ROUNDS,
+    SCORES,
+    SPEC,
+    SPOOL,
+    SUMMARY,
+    VAULT,
+    observation_name,
+    result_path,
+)
 from fedsim.core.spec import Spec, load_spec
 
 
@@ -73,7 +90,7 @@ class Run:
         """Alone in the directory. The system lets go of the lock when its process ends, however."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.root / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            handle = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise RunError(f"'{self.root}' cannot be written: {error.strerror}.") from error
         try:
@@ -148,11 +165,11 @@ class Run:
 
     @property
     def _about(self) -> Path:
-        return self.root / "run.json"
+        return self.root / RECORD
 
     @property
     def spec_path(self) -> Path:
-        return self.root / "spec.yaml"
+        return self.root / SPEC
 
     @property
     def spec(self) -> Spec:
@@ -160,57 +177,89 @@ class Run:
 
     @property
     def observations(self) -> Path:
-        return self.root / "observations"
+        return self.root / OBSERVATIONS
 
     @property
     def vault(self) -> Path:
-        return self.root / "vault"
+        return self.root / VAULT
 
     @property
     def reconstructions(self) -> Path:
-        return self.root / "reconstructions"
+        return self.root / RECONSTRUCTIONS
 
     @property
     def learned(self) -> Path:
         """The memories of attacks that learn."""
-        return self.root / "learned"
+        return self.root / LEARNED
 
     @property
     def checkpoint(self) -> Path:
-        return self.root / "checkpoint.safetensors"
+        return self.root / CHECKPOINT
 
     @property
     def report(self) -> Path:
-        return self.root / "report.html"
+        return self.root / REPORT
+
+    @property
+    def redacted_report(self) -> Path:
+        """The report for people who may not see the clients' data."""
+        return self.root / REDACTED_REPORT
+
+    @property
+    def grid(self) -> Path:
+        """The pictures of the strongest attack, beside the truth."""
+        return self.root / GRID
+
+    @property
+    def canaries(self) -> Path:
+        return self.root / CANARIES
+
+    @property
+    def spool(self) -> Path:
+        """Updates of a round that is under way and not kept."""
+        return self.root / SPOOL
+
+    @property
+    def offline(self) -> Path:
+        """Results of attacks that were run again on what was captured."""
+        return self.root / OFFLINE
+
+    @property
+    def positions(self) -> Path:
+        """What was found out about the model's position embedding."""
+        return self.root / POSITIONS
+
+    @property
+    def summary_path(self) -> Path:
+        return self.root / SUMMARY
 
     @property
     def scores(self) -> pd.DataFrame:
         """One row a reconstructed image."""
-        return self._table("scores.csv")
+        return self._table(SCORES)
 
     @property
     def rounds(self) -> pd.DataFrame:
         """One row a federated round."""
-        return self._table("rounds.csv")
+        return self._table(ROUNDS)
 
     @property
     def summary(self) -> dict[str, Any]:
-        path = self.root / "summary.json"
-        if not path.is_file():
+        if not self.summary_path.is_file():
             raise RunError(f"'{self.root}' has no summary yet; run `fedsim audit --resume` on it.")
-        content: dict[str, Any] = read_json(path)
+        content: dict[str, Any] = read_json(self.summary_path)
         return content
 
     def events(self) -> list[dict[str, Any]]:
         """Everything that went wrong and was survived, oldest first."""
-        path = self.root / "events.jsonl"
+        path = self.root / EVENTS
         if not path.is_file():
             return []
         lines = path.read_text(errors="replace").splitlines()
         events = [_event(line) for line in lines if line.strip()]
         kept = [event for event in events if event is not None]
         if len(kept) < len(events):
-            lost = f"lines of events.jsonl were damaged and are lost: {len(events) - len(kept)}"
+            lost = f"lines of {EVENTS} were damaged and are lost: {len(events) - len(kept)}"
             kept.append({"kind": "events_lost", "message": lost})
         return kept
 
@@ -220,7 +269,7 @@ class Run:
         known = self.events()
         if event not in known:
             lines = "".join(json.dumps(e) + "\n" for e in [*known, event])
-            write_atomically(self.root / "events.jsonl", lines.encode())
+            write_atomically(self.root / EVENTS, lines.encode())
 
     def write_table(self, name: str, table: pd.DataFrame, *, parquet: bool = False) -> None:
         write_atomically(self.root / f"{name}.csv", table.to_csv(index=False).encode())
@@ -243,11 +292,10 @@ class Run:
     def images(self, attack: str, round_: int, client: int, trial: int = 0) -> Tensor:
         """What an attack made of one update, (B, 3, H, W) in [0, 1], in the attack's own order."""
         from fedsim.core.attack import Reconstruction
-        from fedsim.core.observation import observation_name
 
-        folder, name = self.reconstructions / attack, observation_name(round_, client)
-        path = folder / f"{name}-trial-{trial}.safetensors"
+        path = result_path(self.reconstructions, attack, round_, client, trial)
         if not path.is_file():
+            name = observation_name(round_, client)
             raise RunError(f"'{self.root}' has no reconstruction by {attack} of {name}.")
         return Reconstruction.load(path).images
 
@@ -256,8 +304,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """For notebooks: the verdicts, and where the report is."""
-        path = self.root / "summary.json"
-        if not path.is_file():
+        if not self.summary_path.is_file():
             return f"<p><b>Run</b> <code>{escape(str(self.root))}</code>: not finished yet.</p>"
         rows = "".join(
             f"<tr><td><b>{escape(entry['verdict'])}</b></td><td>{escape(entry['words'])}</td></tr>"
@@ -271,7 +318,7 @@ class Run:
 
 def _of_no_account(path: Path) -> bool:
     """What a process that was killed at its very beginning leaves behind."""
-    return path.name == "run.lock" or path.name.endswith(UNFINISHED)
+    return path.name == LOCK or path.name.endswith(UNFINISHED)
 
 
 def _event(line: str) -> dict[str, Any] | None:

@@ -1,0 +1,50 @@
+"""Defenses applied: the ones a spec or an observation declares, the model they leave, and what a
+server that knows of them makes of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from fedsim.core.defense import Defense, Informed
+from fedsim.core.models import build_architecture
+from fedsim.core.observation import Observation, Public
+from fedsim.core.spec import Component, ModelSpec
+from fedsim.defenses import create_defenses
+
+
+def declared(components: Iterable[Component | Mapping[str, Any]]) -> list[Defense]:
+    """The defenses of a spec, or of what an observation makes public, in the order they act."""
+    return create_defenses([Component.model_validate(component) for component in components])
+
+
+def prepared(model: nn.Module, defenses: Iterable[Defense]) -> nn.Module:
+    """The model as these defenses leave it, known to client and server alike."""
+    for defense in defenses:
+        model = defense.prepare_model(model)
+    return model
+
+
+def announced(public: Public) -> nn.Module:
+    """The architecture the federation agreed on, without weights, declared defenses included."""
+    model = build_architecture(
+        ModelSpec.model_validate(public.architecture),
+        image_size=public.image_size,
+        num_classes=public.num_classes,
+    )
+    return prepared(model, declared(public.defenses))
+
+
+def countered(observation: Observation, model: nn.Module) -> Informed:
+    """The update after every declared defense was countered, the last one first."""
+    informed = Informed(observation.update)
+    for defense in reversed(declared(observation.public.defenses)):
+        informed = defense.counter(informed, model)
+    return informed
+
+
+def hiding(defenses: Sequence[Defense]) -> Defense | None:
+    """The defense under which the server reads the sum of a cohort alone, if there is one."""
+    return next((d for d in defenses if type(d).reveal is not Defense.reveal), None)

@@ -1,0 +1,83 @@
+"""Aggregation: the Flower strategy a spec names, and the sum that secure aggregation reveals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import flwr.serverapp.strategy as flower_strategies
+from flwr.app import Message
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from fedsim.core.defense import Defense
+from fedsim.core.errors import SpecError, did_you_mean
+from fedsim.core.learning import Update
+from fedsim.core.spec import Spec
+from fedsim.defenses.applied import declared, hiding
+
+
+def create_strategy(spec: Spec) -> Strategy:
+    """The Flower strategy a spec names; sampling is ours, so it takes every node it is shown."""
+    name = spec.train.strategy
+    known = [
+        n
+        for n in flower_strategies.__all__
+        if n not in ("Strategy", "Result") and not n.startswith(("Differential", "FedXgb"))
+    ]
+    if name not in known:
+        raise SpecError(
+            f"train.strategy: Flower has no strategy '{name}'{did_you_mean(name, known)}; "
+            f"known: {', '.join(known)}."
+        )
+    everyone = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+    try:
+        strategy: Strategy = getattr(flower_strategies, name)(
+            **{**everyone, **spec.train.strategy_options}
+        )
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"train.strategy_options do not fit {name}: {error}.") from error
+    return strategy
+
+
+def masking(spec: Spec) -> Defense | None:
+    """The defense under which the server reads the sum of a cohort alone, if there is one."""
+    defenses = declared(spec.defenses)
+    mask = hiding(defenses)
+    if mask is not None and defenses[-1] is not mask:
+        raise SpecError("secure aggregation masks what is uploaded: list it as the last defense.")
+    return mask
+
+
+class Reply(NamedTuple):
+    """What one client sent, as it came and as an update."""
+
+    client: int
+    message: Message
+    update: Update
+
+
+class CohortSum:
+    """The sum of a cohort's masked uploads: one of them alone is noise."""
+
+    def __init__(self, mask: Defense):
+        self.mask = mask
+        self.total: dict[str, Tensor] = {}
+        self.replies: list[Reply] = []
+
+    def add(self, reply: Reply) -> None:
+        """Count an upload in; its own numbers are not held."""
+        for name, tensor in reply.update.tensors.items():
+            self.total[name] = self.total[name] + tensor if name in self.total else tensor.clone()
+        self.replies.append(reply._replace(update=replace(reply.update, tensors={})))
+
+    def revealed(self, round_: int, cohort: Sequence[int]) -> Iterator[Reply]:
+        """The mean update of those who stayed as everybody's reply: what their sum makes of it."""
+        if not self.replies:
+            return
+        stayed = sorted(reply.client for reply in self.replies)
+        sums = self.mask.reveal(self.total, round_, cohort, stayed) or {}
+        mean = {name: tensor / len(stayed) for name, tensor in sums.items()}
+        for reply in self.replies:
+            yield reply._replace(update=replace(reply.update, tensors=mean))
