@@ -24,7 +24,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.spec import DataSpec
 from fedsim.tools.inventory import INVENTORY
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
 @pytest.fixture(autouse=True)

@@ -262,7 +262,7 @@ class Hopeless(Giml):
 
 
 def test_a_failed_lesson_fails_the_attacks_that_wait_for_it(tmp_path: Path) -> None:
-    run = audit(spec_of("attacks=[{name: 'tests.test_giml:Hopeless'}]"), tmp_path / "run")
+    run = audit(spec_of("attacks=[{name: 'tests.attacks.test_giml:Hopeless'}]"), tmp_path / "run")
     failed = run.summary["failed_jobs"]
     assert len(failed) == 2
     for job in failed:
@@ -289,7 +289,7 @@ class Watching(Silent):
 def test_what_comes_after_a_failure_fails_at_once_and_only_once(run: Run, tmp_path: Path) -> None:
     watch = Watching()
     pool = InlinePool(run.spec, Handout(run.spec.threat, 0, "cpu"), watch, lambda job: Secrets())
-    hopeless = Component(name="tests.test_giml:Hopeless")
+    hopeless = Component(name="tests.attacks.test_giml:Hopeless")
     first = LessonJob(run.observations, tmp_path, hopeless, "h", 1, 1)
     second = LessonJob(run.observations, tmp_path, hopeless, "h", 2, 2, first.result)
     third = LessonJob(run.observations, tmp_path, hopeless, "h", 3, 3, second.result)

@@ -93,7 +93,7 @@ def test_lpips_is_empty_with_a_reason_where_its_weights_are_not_to_be_had(
     assert "fedsim weights fetch" in str(metrics.lpips_unavailable())
 
 
-REFERENCES = Path(__file__).parents[2] / "shared" / "data" / "lpips_ref"
+REFERENCES = Path(__file__).parents[4] / "shared" / "data" / "lpips_ref"
 
 
 def picture(path: Path) -> torch.Tensor:

@@ -308,17 +308,17 @@ class Broken(Defense):
 
 
 def test_a_defense_of_somebodys_own_is_judged_by_what_it_does() -> None:
-    useless = linted(defended("tests.test_lint:Doubling"))
+    useless = linted(defended("tests.lint.test_lint:Doubling"))
     assert predicts_exact(useless)
     (note,) = useless.of("unknown-defense")
     assert "overrides protect_update" in note.reason
-    silent = linted(defended("tests.test_lint:Silence"))
+    silent = linted(defended("tests.lint.test_lint:Silence"))
     assert not predicts_exact(silent)
     assert silent.exit_code == 0
 
 
 def test_a_defense_that_fails_is_told_of_and_nothing_is_called_certain() -> None:
-    result = linted(defended("tests.test_lint:Broken"))
+    result = linted(defended("tests.lint.test_lint:Broken"))
     (note,) = result.of("not-rehearsed")
     assert "a mistake of its own" in note.reason
     assert "unjudged" in result.of("unknown-defense")[0].reason
@@ -423,7 +423,7 @@ def test_the_function_takes_what_the_command_takes() -> None:
 
 
 def test_every_rule_is_in_the_documentation() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "lint.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "lint.md").read_text()
     assert [name for name in NAMES if f"`{name}`" not in page] == []
     assert len(RULES) <= len(NAMES)
 

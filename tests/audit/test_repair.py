@@ -233,7 +233,7 @@ audit(small_spec(*sys.argv[4:]), Path(sys.argv[1]))
 def process(root: Path, file: str, signal_: str) -> subprocess.Popen[str]:
     """A run in a process of its own, that meets ``signal_`` when it writes ``file``."""
     words = [sys.executable, "-c", PROGRAM, str(root), file, signal_, *TINY]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
 
 

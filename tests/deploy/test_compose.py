@@ -27,8 +27,8 @@ from fedsim.core.run import Run
 from fedsim.core.spec import load_spec
 from fedsim.deploy.flower import Processes
 
-ROOT = Path(__file__).parent.parent
-SCHEMA = json.loads((Path(__file__).parent / "compose_schema.json").read_text())
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((Path(__file__).parents[1] / "compose_schema.json").read_text())
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 NODES = [name for name in SERVICES if name.startswith("supernode-")]

@@ -103,7 +103,7 @@ def test_a_file_says_what_it_holds(tmp_path: Path) -> None:
 def test_a_class_of_ones_own_needs_only_an_import_path_and_a_file(tmp_path: Path) -> None:
     path = tmp_path / "own.safetensors"
     save_file(Plain().state_dict(), path)
-    spec = GeneratorSpec(checkpoint=str(path), name="tests.test_generators:Plain")
+    spec = GeneratorSpec(checkpoint=str(path), name=f"{__name__}:Plain")
     net = load_generator(spec, image_size=16)
     assert generate(net, torch.randn(2, 5)).shape == (2, 3, 16, 16)
 

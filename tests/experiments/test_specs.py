@@ -15,7 +15,7 @@ from fedsim.core.spec import load_spec, read_content
 from fedsim.defenses import create_defenses
 from tests.staging import script
 
-SPECS = sorted((Path(__file__).parent.parent / "experiments").rglob("*.yaml"))
+SPECS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)

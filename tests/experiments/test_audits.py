@@ -10,12 +10,12 @@ import pytest
 from fedsim.audit.stages import audit
 from fedsim.core.run import Run
 from fedsim.core.spec import load_spec
-from tests.test_celeba import Celeba, celeba
+from tests.clients.data.test_celeba import Celeba, celeba
 
 __all__ = ["celeba"]
 
-AUDITS = Path(__file__).parents[1] / "experiments" / "audits"
-IMAGENET = Path(__file__).parents[2] / "shared" / "data" / "imagenet"
+AUDITS = Path(__file__).parents[2] / "experiments" / "audits"
+IMAGENET = Path(__file__).parents[3] / "shared" / "data" / "imagenet"
 
 
 def check(run: Run, victims: int) -> None:

@@ -15,7 +15,7 @@ from tests.conftest import small_spec
 
 
 def test_flower_finds_the_apps_where_pyproject_says() -> None:
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     app = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert app["components"] == {
         "serverapp": "fedsim.deploy.apps:server",

@@ -8,8 +8,8 @@ import torch
 from fedsim.clients.shards import images_of
 from fedsim.core.errors import ModelError
 from fedsim.core.spec import load_spec
+from fedsim.scoring import identification
 from fedsim.scoring.identification import FeatureSpace, Gallery, identification_of
-from fedsim.scoring.scores import identification
 from tests.conftest import small_spec
 
 
