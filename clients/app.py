@@ -59,7 +59,9 @@ def make_client_app(side_of: Callable[[Context], ClientSide]) -> ClientApp:
     def evaluate(message: Message, context: Context) -> Message:
         share = wire.share_of(message)
         with threads(1):
-            reply = _or_fault(lambda: evaluate_client(*_asked(message, context, side_of), share))
+            reply = _or_fault(
+                lambda: wire.evaluated(evaluate_client(*_asked(message, context, side_of), share))
+            )
         return Message(reply, reply_to=message)
 
     return app
@@ -118,7 +120,7 @@ def evaluate_client(
     client: int,
     weights: dict[str, Tensor],
     share: wire.Share,
-) -> RecordDict:
+) -> wire.Evaluation:
     """Loss and accuracy on the client's share of the test set."""
     spec = side.spec
     device = resolve_device(spec.engine.device)
@@ -139,7 +141,7 @@ def evaluate_client(
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))
             right += int((logits.argmax(1) == labels).sum())
     count = max(1, len(rows))
-    return wire.evaluated(len(rows), loss / count, right / count)
+    return wire.Evaluation(len(rows), loss / count, right / count)
 
 
 def _model(

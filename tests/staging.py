@@ -13,7 +13,7 @@ from torch import nn
 from fedsim.attacks import create_attack
 from fedsim.clients.data.datasets import load_images
 from fedsim.core.attack import Reconstruction, no_progress
-from fedsim.core.knowledge import THREATS, View
+from fedsim.core.knowledge import THREATS, Announced, View
 from fedsim.core.learning import local_update
 from fedsim.core.models import build_architecture, build_model
 from fedsim.core.observation import Observation, Public
@@ -49,7 +49,7 @@ def attack(
         size, classes = public.image_size, public.num_classes
         return build_architecture(spec, image_size=size, num_classes=classes)
 
-    view = View(observation, THREATS[threat].grants, architecture=factory or announced)
+    view = View(observation, THREATS[threat].grants, Announced(factory or announced))
     result = create_attack(name, **params).reconstruct(view, device=CPU, progress=no_progress)
     said = create_attack(name, **params)
     assert set(view.ledger) <= said.needs | getattr(said, "uses", frozenset())

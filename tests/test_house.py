@@ -1,4 +1,4 @@
-"""The house: layers import downwards only, and no attack can reach the vault."""
+"""The house: rooms import downwards only, no attack can reach the vault, one name is installed."""
 
 from __future__ import annotations
 
@@ -8,65 +8,140 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = ("fedsim", "attacks", "defenses", "clients", "experiments")
+FOLDERS = ("fedsim", "attacks", "defenses", "clients", "experiments")
 
+# Every room, and below it what it may import beside itself.
 MAY_IMPORT = {
-    "fedsim/core": {"fedsim.core"},
-    "attacks": {"attacks", "fedsim.core"},
-    "defenses": {"defenses", "fedsim.core"},
-    "clients": {"clients", "defenses", "fedsim.core"},
+    "fedsim.core": set[str](),
+    "fedsim.attacks": {"fedsim.core"},
+    "fedsim.defenses": {"fedsim.core"},
+    "fedsim.clients": {"fedsim.core", "fedsim.defenses"},
+    "fedsim.cluster": {"fedsim.core"},
 }
+MAY_IMPORT["fedsim.federation"] = {*MAY_IMPORT} - {"fedsim.attacks"}
+MAY_IMPORT["fedsim.campaign"] = {*MAY_IMPORT}
+MAY_IMPORT["fedsim.scoring"] = {*MAY_IMPORT}
+MAY_IMPORT["fedsim.report"] = {*MAY_IMPORT}
+MAY_IMPORT["fedsim.audit"] = {*MAY_IMPORT}
+BELOW = {*MAY_IMPORT}
+for room in ("fedsim.bench", "fedsim.lint", "fedsim.viewer", "fedsim.tools"):  # side by side
+    MAY_IMPORT[room] = BELOW
+MAY_IMPORT["fedsim.deploy"] = {*MAY_IMPORT}
+MAY_IMPORT["fedsim.cli"] = {*MAY_IMPORT, "fedsim"}
+MAY_IMPORT["experiments"] = {*MAY_IMPORT, "fedsim"}
 
 
-def imports(file: Path) -> set[str]:
-    """Our own modules that a file imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+def files() -> list[Path]:
+    """Every source file, once: the links in fedsim are not followed."""
+    return sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
+
+
+def module_of(file: Path) -> str:
+    """The name a file is imported by."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    inside = ("fedsim",) if parts[0] in ("attacks", "defenses", "clients") else ()
+    return ".".join((*inside, *parts)).removesuffix(".__init__")
+
+
+MODULES = {module_of(file): file for file in files()}
+
+
+def room_of(module: str) -> str:
+    """The room a module stands in; the front door, `fedsim` itself, is none."""
+    parts = module.split(".")
+    return "experiments" if parts[0] == "experiments" else ".".join(parts[:2])
+
+
+def imports(file: Path, *, at_once: bool = False) -> set[str]:
+    """Our own modules that a file imports: anywhere in it, or only those it needs at once."""
+    found = set[str]()
+    tree = ast.parse(file.read_text())
+    for node in _at_once(tree) if at_once else ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.split(".")[0] in OURS}
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
+    return {name for name in found if name.split(".")[0] in FOLDERS}
 
 
-def closure(files: list[Path]) -> set[Path]:
-    """Every file of ours that ``files`` import, directly or through others."""
-    seen: set[Path] = set()
-    waiting = list(files)
+def _at_once(tree: ast.AST) -> list[ast.stmt]:
+    """The statements that are run when a module is imported, type checking aside."""
+    return [node for node in ast.iter_child_nodes(tree) if isinstance(node, ast.stmt)]
+
+
+def closure(start: list[str]) -> set[str]:
+    """Every module of ours that these import, directly or through others; the front door is passed
+    on the way to any of them, and needs the core alone."""
+    seen, waiting = set[str](), list(start)
     while waiting:
-        file = waiting.pop()
-        if file in seen:
+        module = waiting.pop()
+        if module in seen or module == "fedsim" or module not in MODULES:
             continue
-        seen.add(file)
-        for name in imports(file):
-            for path in (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py"):
-                if (ROOT / path).is_file():
-                    waiting.append(ROOT / path)
+        seen.add(module)
+        waiting += imports(MODULES[module])
+        waiting.append(module.rpartition(".")[0])  # importing a module imports its package
     return seen
 
 
-@pytest.mark.parametrize("layer", MAY_IMPORT)
-def test_a_layer_imports_only_what_is_below_it(layer: str) -> None:
-    for file in (ROOT / layer).rglob("*.py"):
+def test_every_file_stands_in_a_room_of_the_order() -> None:
+    rooms = {room_of(module) for module in MODULES} - {"fedsim"}
+    assert rooms == MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_what_is_below_it(room: str) -> None:
+    for module, file in MODULES.items():
+        if room_of(module) != room:
+            continue
         for name in imports(file):
-            allowed = any(name == ok or name.startswith(f"{ok}.") for ok in MAY_IMPORT[layer])
+            allowed = room_of(name) == room or room_of(name) in MAY_IMPORT[room]
             assert allowed, f"{file.relative_to(ROOT)} imports {name}"
 
 
+def test_the_front_door_needs_the_core_alone() -> None:
+    assert {room_of(name) for name in imports(MODULES["fedsim"], at_once=True)} == {"fedsim.core"}
+
+
+def test_no_two_modules_need_each_other_at_once() -> None:
+    needs = {
+        module: imports(file, at_once=True) & MODULES.keys() for module, file in MODULES.items()
+    }
+    done, path = set[str](), list[str]()
+
+    def visit(module: str) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module in done:
+            return
+        path.append(module)
+        for other in sorted(needs[module] - {module}):
+            visit(other)
+        path.pop()
+        done.add(module)
+
+    for module in sorted(needs):
+        visit(module)
+
+
 def test_no_attack_imports_the_vault_not_even_through_others() -> None:
-    reached = closure(sorted((ROOT / "attacks").rglob("*.py")))
-    assert ROOT / "fedsim/core/knowledge.py" in reached
-    assert ROOT / "fedsim/core/vault.py" not in reached
+    reached = closure([module for module in MODULES if room_of(module) == "fedsim.attacks"])
+    assert "fedsim.core.knowledge" in reached
+    assert "fedsim.core.vault" not in reached
+
+
+def test_our_folders_are_imported_as_parts_of_fedsim_alone() -> None:
+    for file in [*files(), *(ROOT / "tests").rglob("*.py")]:
+        for name in imports(file):
+            assert name.split(".")[0] in ("fedsim", "experiments"), f"{file} imports {name}"
 
 
 def test_nothing_in_the_project_loads_a_pickle() -> None:
-    for package in OURS:
-        for file in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                    owner = getattr(node.func.value, "id", "")
-                    assert (owner, node.func.attr) != ("pickle", "load"), file
-                    assert (owner, node.func.attr) != ("pickle", "loads"), file
-                    if (owner, node.func.attr) == ("torch", "load"):
-                        safe = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
-                        assert safe.get("weights_only") is True, file
+    for file in files():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                owner = getattr(node.func.value, "id", "")
+                assert (owner, node.func.attr) != ("pickle", "load"), file
+                assert (owner, node.func.attr) != ("pickle", "loads"), file
+                if (owner, node.func.attr) == ("torch", "load"):
+                    safe = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+                    assert safe.get("weights_only") is True, file

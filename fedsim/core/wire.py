@@ -30,6 +30,14 @@ class Share(NamedTuple):
     parts: int
 
 
+class Evaluation(NamedTuple):
+    """What a client found of a model on its share of the test set."""
+
+    examples: int
+    loss: float
+    accuracy: float
+
+
 # -- who is who -----------------------------------------------------------------------------
 
 
@@ -107,8 +115,9 @@ def as_reply(content: RecordDict, arrays: ArrayRecord) -> RecordDict:
     return RecordDict({_ARRAYS: arrays, _METRICS: content[_METRICS]})
 
 
-def evaluated(examples: int, loss: float, accuracy: float) -> RecordDict:
+def evaluated(result: Evaluation) -> RecordDict:
     """A client's evaluation of a model as its reply."""
+    examples, loss, accuracy = result
     metrics = MetricRecord({EXAMPLES: examples, TEST_LOSS: loss, TEST_ACCURACY: accuracy})
     return RecordDict({_METRICS: metrics})
 

@@ -10,7 +10,7 @@ from fedsim.attacks import create_attack
 from fedsim.attacks.labels import recover_labels
 from fedsim.core.attack import no_progress
 from fedsim.core.errors import AttackError, SpecError
-from fedsim.core.knowledge import THREATS, PriorModel, View, granted_by
+from fedsim.core.knowledge import THREATS, Announced, Assets, PriorModel, Secrets, View, granted_by
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.metrics import psnr, ssim
 from fedsim.core.models import build_model
@@ -104,8 +104,8 @@ def test_gradvit_uses_the_prior_network_in_its_second_phase_only() -> None:
     view = View(
         observation,
         THREATS["D"].grants,
-        architecture=lambda: build_model(TINY, image_size=32, num_classes=8, seed=0),
-        prior=lambda: PriorModel("watched", Watched(), half, half),
+        Announced(lambda: build_model(TINY, image_size=32, num_classes=8, seed=0)),
+        assets=Assets(prior=lambda: PriorModel("watched", Watched(), half, half)),
     )
     gradvit = create_attack("gradvit", preset="cpu", steps=10, seeds=1)
     gradvit.reconstruct(view, device=CPU, progress=no_progress)
@@ -188,7 +188,7 @@ def test_the_batch_size_is_read_from_the_rank_where_it_is_withheld() -> None:
     view = View(
         observation,
         granted,
-        architecture=lambda: build_model(TINY, image_size=32, num_classes=8, seed=0),
+        Announced(lambda: build_model(TINY, image_size=32, num_classes=8, seed=0)),
     )
     attack_ = create_attack("inverting_gradients", steps=2)
     result = attack_.reconstruct(view, device=CPU, progress=no_progress)
@@ -220,7 +220,7 @@ def test_labels_of_a_clipped_batch_are_counted_without_its_scale() -> None:
 def test_oracle_labels_say_how_many_pictures_there_were() -> None:
     observation, _ = several_steps()
     granted = granted_by(ThreatSpec(model="C", oracle_labels=True))
-    view = View(observation, granted, architecture=convnet, oracle_labels=torch.tensor([1]))
+    view = View(observation, granted, Announced(convnet), secrets=Secrets(labels=torch.tensor([1])))
     result = create_attack("inverting_gradients", steps=2).reconstruct(
         view, device=CPU, progress=no_progress
     )

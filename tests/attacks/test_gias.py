@@ -18,7 +18,7 @@ from fedsim.attacks.matching.spaces import Latents, Pixels, Weights
 from fedsim.campaign.plan import prepare
 from fedsim.core.attack import Reconstruction, no_progress
 from fedsim.core.errors import AttackError, NotGranted, SpecError
-from fedsim.core.knowledge import THREATS, Traffic, View
+from fedsim.core.knowledge import THREATS, Announced, Assets, Desk, Traffic, View
 from fedsim.core.metrics import psnr
 from fedsim.core.notebook import Notebook
 from fedsim.core.observation import Observation
@@ -49,14 +49,19 @@ class Basis(nn.Module):
 
 
 def view_of(
-    observation: Observation, threat: str = "D", notebook: Notebook | None = None, **more
+    observation: Observation,
+    threat: str = "D",
+    notebook: Notebook | None = None,
+    traffic=None,
+    **assets,
 ) -> View:
     return View(
         observation,
         THREATS[threat].grants,
-        architecture=convnet,
-        notebook=notebook,
-        **more,
+        Announced(convnet),
+        desk=Desk(notebook=notebook),
+        assets=Assets(**assets),
+        traffic=traffic,
     )
 
 
@@ -298,7 +303,10 @@ def test_rgap_fills_a_layer_that_loses_information_from_a_generator() -> None:
 
     def run(**params) -> Reconstruction:
         view = View(
-            observation, THREATS["D"].grants, architecture=factory, generator=lambda: Basis()
+            observation,
+            THREATS["D"].grants,
+            Announced(factory),
+            assets=Assets(generator=lambda: Basis()),
         )
         return create_attack("rgap", **params).reconstruct(view, device=CPU, progress=no_progress)
 

@@ -19,7 +19,7 @@ from fedsim.attacks.generators import generate, load_generator
 from fedsim.attacks.giml import Giml, MetaLearner, draw_samples, read_memory
 from fedsim.audit.replay import attack_offline
 from fedsim.audit.stages import audit
-from fedsim.campaign.jobs import Handout, LessonJob, Secrets, teach, traffic_of
+from fedsim.campaign.jobs import Handout, LessonJob, teach, traffic_of
 from fedsim.campaign.plan import (
     after_lessons,
     jobs_of,
@@ -32,7 +32,7 @@ from fedsim.campaign.pools import InlinePool
 from fedsim.campaign.progress import Silent
 from fedsim.core.attack import Learner, Reconstruction, no_progress
 from fedsim.core.errors import AttackError, NotGranted, ObservationError, SpecError
-from fedsim.core.knowledge import Traffic, View
+from fedsim.core.knowledge import Secrets, Traffic, View
 from fedsim.core.run import Run
 from fedsim.core.spec import Component, GeneratorSpec, Spec, load_spec
 

@@ -10,10 +10,11 @@ import torch
 
 from fedsim.audit.stages import audit
 from fedsim.campaign.granted_truth import secrets_of
-from fedsim.campaign.jobs import Handout, Job, Secrets, perform
+from fedsim.campaign.jobs import Handout, Job, perform
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.campaign.pools import Home, RayPool
 from fedsim.core.errors import NotGranted, SpecError
+from fedsim.core.knowledge import Secrets
 from fedsim.core.run import Run
 from fedsim.core.spec import Component
 from tests.conftest import small_spec

@@ -21,7 +21,7 @@ import torch
 
 import fedsim.cluster.session
 from fedsim.audit.stages import audit
-from fedsim.campaign.jobs import Handout, Job, LessonJob, Secrets, teach
+from fedsim.campaign.jobs import Handout, Job, LessonJob, teach
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.campaign.pools import AttackWorker
 from fedsim.campaign.remote_files import (
@@ -40,6 +40,7 @@ from fedsim.cluster.processes import Child, free_ports
 from fedsim.cluster.session import ray_session
 from fedsim.core.attack import Reconstruction, no_progress
 from fedsim.core.errors import RunError, SpecError
+from fedsim.core.knowledge import Secrets
 from fedsim.core.run import Run
 from fedsim.core.spec import Component
 from tests.conftest import small_spec

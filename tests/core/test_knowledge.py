@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedsim.core.errors import NotGranted, ObservationError
-from fedsim.core.knowledge import FIELDS, THREATS, View, sealed
+from fedsim.core.knowledge import FIELDS, THREATS, Announced, Assets, Desk, Secrets, View, sealed
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, address_of, list_observations
 from fedsim.core.vault import Vault
@@ -20,7 +20,7 @@ from fedsim.core.vault import Vault
 
 def view(run: Run, threat: str, **more) -> View:
     observation = read_observation(list_observations(run.observations)[0])
-    return View(observation, THREATS[threat].grants, architecture=torch.nn.Identity, **more)
+    return View(observation, THREATS[threat].grants, Announced(torch.nn.Identity), **more)
 
 
 def test_threats_grant_what_the_table_says() -> None:
@@ -41,11 +41,13 @@ def test_reading_what_is_not_granted_raises(small_run: Run) -> None:
     with pytest.raises(NotGranted, match="architecture"):
         eavesdropper.model()
     with pytest.raises(NotGranted, match="oracle_labels"):
-        _ = view(small_run, "E", oracle_labels=torch.tensor([1])).oracle_labels
+        _ = view(small_run, "E", secrets=Secrets(torch.tensor([1]))).oracle_labels
 
 
 def test_what_is_not_granted_is_not_even_there(small_run: Run) -> None:
-    held = vars(view(small_run, "A", oracle_labels=torch.tensor([1]), surrogate=torch.ones(1)))
+    held = vars(
+        view(small_run, "A", secrets=Secrets(torch.tensor([1])), assets=Assets(torch.ones(1)))
+    )
     assert set(held["_known"]) == {"update", "weights"}
 
 
@@ -59,7 +61,7 @@ def test_every_read_is_in_the_ledger(small_run: Run) -> None:
 
 
 def test_the_attackers_coin_is_its_own(small_run: Run) -> None:
-    first, second = view(small_run, "B", seed=3), view(small_run, "B", seed=3)
+    first, second = (view(small_run, "B", desk=Desk(3)) for _ in range(2))
     assert torch.equal(
         torch.rand(3, generator=first.coin()), torch.rand(3, generator=second.coin())
     )

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from fedsim.attacks import create_attack
-from fedsim.campaign.jobs import announced_model, countered
 from fedsim.core.attack import no_progress
 from fedsim.core.errors import ModelError
-from fedsim.core.knowledge import THREATS, View
+from fedsim.core.knowledge import THREATS, Announced, View
 from fedsim.core.learning import Protocol, Trail, learn, local_update
 from fedsim.core.metrics import psnr
 from fedsim.core.models import build_model
 from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import DataSpec, ModelSpec, Spec
 from fedsim.defenses import create_defense
+from fedsim.defenses.applied import announced, countered
 from fedsim.defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
 from fedsim.defenses.mjp import Mjp, coordinates, puzzle_of
 from tests.staging import CPU, photos
@@ -184,7 +184,7 @@ def test_mjp_takes_the_closed_form_apart_where_it_shuffled() -> None:
         )
         observation = Observation(1, 0, net.state_dict(), update, public)
         view = View(
-            observation, THREATS["C"].grants, architecture=lambda: defense.prepare_model(model())
+            observation, THREATS["C"].grants, Announced(lambda: defense.prepare_model(model()))
         )
         attack = create_attack("patch_solve")
         results[name] = attack.reconstruct(view, device=CPU, progress=no_progress).images
@@ -214,8 +214,7 @@ def view_of(observation: Observation, threat: str = "C") -> View:
     return View(
         observation,
         THREATS[threat].grants,
-        architecture=lambda: announced_model(observation.public),
-        counter=lambda net: countered(observation, net),
+        Announced(lambda: announced(observation.public), lambda net: countered(observation, net)),
     )
 
 
@@ -223,7 +222,7 @@ def view_of(observation: Observation, threat: str = "C") -> View:
 def test_an_informed_server_reads_the_mask_and_takes_the_localisation_out(dal: str) -> None:
     defense = Mjp(probability=1.0, dal=dal)
     observation, mask, _ = observed(defense)
-    net = announced_model(observation.public)
+    net = announced(observation.public)
     net.load_state_dict(observation.weights)
     seen = countered(observation, net)
     assert torch.equal(puzzle_of(net).mask, mask)

@@ -16,6 +16,7 @@ from fedsim.core.errors import RunError, SpecError
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, list_observations
 from fedsim.core.vault import Vault
+from fedsim.core.wire import Share
 from fedsim.federation.aggregation import create_strategy
 from fedsim.federation.checkpoint import read_checkpoint
 from tests.conftest import small_spec
@@ -120,13 +121,12 @@ def test_test_accuracy_covers_the_test_set_exactly_once(tmp_path: Path) -> None:
 
     side = ClientSide(one.spec, one.vault)
     weights = load_file(one.checkpoint)
-    whole = evaluate_client(side, 1, 0, weights, part=0, parts=1)
-    parts = [evaluate_client(side, 1, c, weights, part=c, parts=3) for c in range(3)]
-    count = sum(int(p["num-examples"]) for p in parts)
-    right = sum(p["test_accuracy"] * p["num-examples"] for p in parts)
-    assert count == whole["num-examples"]
-    assert right / count == pytest.approx(whole["test_accuracy"])
-    assert one.rounds["test_accuracy"][0] == pytest.approx(whole["test_accuracy"])
+    whole = evaluate_client(side, 1, 0, weights, Share(0, 1))
+    parts = [evaluate_client(side, 1, client, weights, Share(client, 3)) for client in range(3)]
+    right = sum(part.accuracy * part.examples for part in parts)
+    assert sum(part.examples for part in parts) == whole.examples
+    assert right / whole.examples == pytest.approx(whole.accuracy)
+    assert one.rounds["test_accuracy"][0] == pytest.approx(whole.accuracy)
 
 
 def test_a_client_that_raises_is_left_out_and_the_round_goes_on(tmp_path: Path) -> None:
