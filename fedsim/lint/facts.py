@@ -14,6 +14,7 @@ from torch import nn
 from fedsim.clients.shards import images_of, shards_of
 from fedsim.core.defense import Defense
 from fedsim.core.errors import AttackError, DataError, ModelError
+from fedsim.core.knowledge import refuse_unplayed
 from fedsim.core.models import (
     VitParts,
     batchnorm_names,
@@ -124,6 +125,7 @@ class Facts:
 
 def gather(spec: Spec) -> Facts:
     """The facts of a spec; a spec that could not run is an error, as it is in an audit."""
+    refuse_unplayed(spec.threat)
     named_defenses = tuple(
         NamedDefense(c.name, d) for c, d in zip(spec.defenses, declared(spec.defenses), strict=True)
     )

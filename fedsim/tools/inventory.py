@@ -13,7 +13,7 @@ from fedsim.attacks import ATTACKS
 from fedsim.audit.stages import versions
 from fedsim.clients.data.datasets import dataset_names
 from fedsim.core.errors import ModelError
-from fedsim.core.knowledge import THREATS
+from fedsim.core.knowledge import READERS, THREATS, Threat
 from fedsim.core.metrics import lpips_unavailable
 from fedsim.core.registry import resolve
 from fedsim.core.weights import BACKBONES, load_backbone
@@ -49,13 +49,20 @@ DATA_WORDS = {
     "hf:<name>": "a data set of the Hugging Face hub, or one saved by datasets under data.path",
 }
 
+
+def _grants(threat: Threat) -> str:
+    if threat.lacking:
+        return "Not to be audited yet."
+    return f"Grants {', '.join(sorted(threat.grants & READERS.keys()))}."
+
+
 INVENTORY: dict[str, Callable[[], dict[str, str]]] = {
     "attacks": lambda: _first_lines("attack", ATTACKS),
     "defenses": lambda: _first_lines("defense", DEFENSES),
     "data": lambda: {name: DATA_WORDS.get(name, "") for name in dataset_names()},
     "threats": lambda: {
-        t.letter: f"{t.name}: {t.words} Grants {', '.join(sorted(t.grants))}."
-        for t in THREATS.values()
+        threat.letter: f"{threat.name}: {threat.words} {_grants(threat)}"
+        for threat in THREATS.values()
     },
     "models": _models,
 }

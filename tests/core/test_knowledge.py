@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import stat
@@ -11,16 +12,31 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsim.core.errors import NotGranted, ObservationError
-from fedsim.core.knowledge import FIELDS, THREATS, Announced, Assets, Desk, Secrets, View, sealed
+from fedsim.core.errors import NotGranted, ObservationError, SpecError
+from fedsim.core.knowledge import (
+    FIELDS,
+    READERS,
+    THREATS,
+    Announced,
+    Assets,
+    Desk,
+    Secrets,
+    Traffic,
+    View,
+    granted_by,
+    refuse_unplayed,
+    sealed,
+)
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, address_of, list_observations
+from fedsim.core.spec import ThreatSpec
 from fedsim.core.vault import Vault
 
 
-def view(run: Run, threat: str, **more) -> View:
+def view(run: Run, threat: str, granted: frozenset[str] | None = None, **more) -> View:
     observation = read_observation(list_observations(run.observations)[0])
-    return View(observation, THREATS[threat].grants, Announced(torch.nn.Identity), **more)
+    granted = THREATS[threat].grants if granted is None else granted
+    return View(observation, granted, Announced(torch.nn.Identity), **more)
 
 
 def test_threats_grant_what_the_table_says() -> None:
@@ -124,3 +140,35 @@ def test_a_damaged_observation_is_an_error_not_a_wrong_number(
         (path.parent / "weights.safetensors").write_bytes(b"nothing")
     with pytest.raises(ObservationError):
         read_observation(path)
+
+
+@pytest.mark.parametrize("field", READERS)
+def test_every_field_that_is_granted_has_a_reader(small_run: Run, field: str) -> None:
+    generous = view(
+        small_run,
+        "E",
+        granted=frozenset(FIELDS),
+        secrets=Secrets(torch.tensor([1]), {}),
+        assets=Assets(torch.ones(1), lambda: None, torch.nn.Identity),
+        traffic=lambda: Traffic((), lambda round_, client: None),
+    )
+    value = getattr(generous, READERS[field])
+    if callable(value) and not isinstance(value, torch.Tensor):
+        with contextlib.suppress(RuntimeError):  # the stand-in has no such weights
+            value()
+    assert field in generous.ledger
+
+
+def test_what_has_no_reader_is_granted_to_nobody() -> None:
+    for letter in THREATS:
+        assert granted_by(ThreatSpec(model=letter)) <= READERS.keys()
+    assert FIELDS.keys() - READERS.keys() == {"tampering", "client_choice", "label_distribution"}
+
+
+@pytest.mark.parametrize("letter", THREATS)
+def test_a_threat_that_no_attack_can_play_is_refused_with_a_sentence(letter: str) -> None:
+    if letter in "ABCDE":
+        assert refuse_unplayed(ThreatSpec(model=letter)) is None
+    else:
+        with pytest.raises(SpecError, match=f"threat {letter} .* cannot be audited yet"):
+            refuse_unplayed(ThreatSpec(model=letter))
