@@ -29,6 +29,7 @@ from fedsim.viewer.app import create_app
 from tests.conftest import SMALL
 from tests.viewing import TOKEN, comparison, look
 
+ROOT = Path(__file__).parent.parent
 CONTRACT = [
     *("round", "client", "attack", "threat", "trial", "image"),
     *("mse", "psnr", "psnr_registered", "ssim", "lpips", "fft2d"),
@@ -194,3 +195,19 @@ def test_an_interval_of_single_values_is_that_of_victims_with_one_picture_each()
     assert resampled(list(values[:, None]), seed=5) == bootstrap(table, "x", seed=5)
     low, high = resampled([np.ones(4), np.zeros(1)], seed=0)
     assert (low, high) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("formula", "owner"),
+    [
+        (r"10 \* .*log10", "fedsim/core/metrics/pixels.py"),
+        (r"percentile\(", "fedsim/scoring/statistics.py"),
+        (r"irfft2\(", "fedsim/core/phase_correlation.py"),
+    ],
+    ids=["psnr", "bootstrap", "phase correlation"],
+)
+def test_a_formula_stands_once(formula: str, owner: str) -> None:
+    folders = ("fedsim", "attacks", "defenses", "clients", "experiments", "tests")
+    files = {file.resolve() for folder in folders for file in (ROOT / folder).rglob("*.py")}
+    holders = [file for file in files if re.search(formula, file.read_text())]
+    assert holders == [ROOT / owner]
