@@ -25,6 +25,7 @@ from torch import Tensor
 from fedsim.audit.stages import federate
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.attack import BASELINE
+from fedsim.core.metrics import decibel
 from fedsim.core.models import vit_parts
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run
@@ -107,8 +108,7 @@ def split_pictures(run: Run) -> Iterator[dict[str, object]]:
         mask = _mask(run, spec, job.round, job.client)
         errors = _patch_errors(pictures.truth, pictures.guess, mask.shape)
         for name, chosen in (("shuffled", mask), ("stayed", ~mask)):
-            mse = errors[:, chosen].mean(1).clamp(min=1e-16)
-            for value in (-10 * mse.log10()).tolist():
+            for value in decibel(errors[:, chosen].mean(1)).tolist():
                 yield {"attack": job.label, "client": job.client, "patches": name, "psnr": value}
 
 

@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fedsim.core.metrics import METRICS
 from fedsim.core.run import Run
+from fedsim.scoring.statistics import resampled
 
-DRAWS = 2000
+COLUMNS = [METRICS[name] for name in ("psnr", "ssim", "fft2d")]
 
 
 def interval(values: np.ndarray, digits: int | None = None) -> str:
     """Mean and 95 % bootstrap interval."""
-    coin = np.random.default_rng(0)
-    means = coin.choice(values, (DRAWS, len(values))).mean(1)
-    low, high = np.percentile(means, [2.5, 97.5])
+    low, high = resampled(list(values[:, None]), seed=0)
     if digits is None:
         digits = 1 if abs(values.mean()) >= 2 else 3
     return f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
@@ -35,7 +35,7 @@ def rows(run: Run) -> list[list[str]]:
     found = []
     for attack, own in scores.groupby("attack", sort=False):
         batches = own.groupby(["round", "client", "trial"])
-        columns = ["psnr", "ssim", "fft2d"]
+        columns = [metric.name for metric in COLUMNS]
         means: pd.DataFrame = batches[[*columns, "label", "seconds"]].mean()
         found.append(
             [
@@ -55,7 +55,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path)
     options = parser.parse_args()
-    head = ["attack", "PSNR", "SSIM", "FFT2D", "labels", "seconds", "batches"]
+    titles = [metric.title for metric in COLUMNS]
+    head = ["attack", *titles, "labels", "seconds", "batches"]
     several = len(options.runs) > 1
     if several:
         head.insert(0, "run")

@@ -10,14 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedsim.core.phase_correlation import cyclic_shifts
+
+FLOOR = 1e-12  # a frequency in which the two have less in common is rounding
+
 
 def shift_between(image: Tensor, onto: Tensor) -> tuple[int, int]:
     """The whole-pixel shift (down, across) that best moves ``image`` (C, H, W) onto ``onto``."""
-    a, b = torch.fft.rfft2(image.mean(0)), torch.fft.rfft2(onto.mean(0))
-    cross = b * a.conj()
-    peaks = torch.fft.irfft2(cross / cross.abs().clamp(min=1e-12), s=image.shape[-2:])
     height, width = image.shape[-2:]
-    row, column = divmod(int(peaks.argmax()), width)
+    moved, fixed = (torch.fft.rfft2(picture.mean(0))[None] for picture in (image, onto))
+    row, column = cyclic_shifts(fixed, moved, (height, width), floor=FLOOR)[0].tolist()
     return (
         row - height if row > height // 2 else row,
         column - width if column > width // 2 else column,

@@ -35,7 +35,7 @@ from fedsim.cluster.session import ray_session, refuse_silence
 from fedsim.core.attack import BASELINE
 from fedsim.core.errors import FedsimError, RunError
 from fedsim.core.files import read_json, write_json
-from fedsim.core.metrics import SMALLEST, lpips_unavailable
+from fedsim.core.metrics import METRICS
 from fedsim.core.observation import is_finite
 from fedsim.core.run import Run, address_of, list_lessons, list_observations
 from fedsim.core.spec import Spec
@@ -161,7 +161,7 @@ def conclude(
             "events": run.events(),
             "privacy": budgets(spec),
             "unavailable": {
-                "lpips": _lpips_missing(spec),
+                **_metrics_missing(spec.data.image_size),
                 "identified": identification.reason,
             },
             "versions": versions(),
@@ -179,11 +179,9 @@ def _rounds(run: Run) -> pd.DataFrame:
         return pd.DataFrame(columns=["round"])
 
 
-def _lpips_missing(spec: Spec) -> str | None:
-    side = spec.data.image_size
-    if side < SMALLEST:
-        return f"LPIPS looks at pictures of {SMALLEST} pixels and more, and these have {side}"
-    return lpips_unavailable()
+def _metrics_missing(side: int) -> dict[str, str | None]:
+    """Of the metrics that cannot be computed everywhere, why not here; None where they were."""
+    return {metric.name: metric.missing(side) for metric in METRICS.values() if metric.unavailable}
 
 
 def versions() -> dict[str, str]:

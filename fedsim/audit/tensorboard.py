@@ -18,6 +18,7 @@ from fedsim.campaign.jobs import AnyJob
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.campaign.progress import Watch
 from fedsim.core.errors import FedsimError
+from fedsim.core.metrics import shown_in
 from fedsim.core.run import Run
 from fedsim.scoring.scores import load_pictures
 
@@ -68,10 +69,10 @@ class Events:
         """Leakage by round and attack, and pictures beside their reconstructions."""
         scores = run.scores
         for (attack, round_), own in scores.groupby(["attack", "round"]):
-            for metric in ("psnr", "ssim", "lpips"):
-                if own[metric].notna().any():
-                    value = float(own[metric].astype(float).mean())
-                    self.writer.add_scalar(f"leakage/{metric}/{attack}", value, int(str(round_)))
+            for name in (metric.name for metric in shown_in("tensorboard")):
+                if own[name].notna().any():
+                    value = float(own[name].astype(float).mean())
+                    self.writer.add_scalar(f"leakage/{name}/{attack}", value, int(str(round_)))
         shown: dict[str, list[torch.Tensor]] = {}
         for job in jobs_of(run, run.spec, victims(run.spec)):
             pictures = load_pictures(run, job)

@@ -25,19 +25,13 @@ from fedsim.cluster.session import ray_session, worker_gpus
 from fedsim.core.device import threads
 from fedsim.core.errors import FedsimError, RunError, SpecError
 from fedsim.core.files import write_atomically, write_json
+from fedsim.core.metrics import METRICS
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, list_observations
 from fedsim.defenses.applied import declared
 from fedsim.scoring.budgets import budgets
 
 Told = Callable[[int, int, str], None]  # cells done, of how many, which
-
-# What the table takes over from scores.csv, a line for each reconstructed picture.
-SCORES = (
-    *("attack", "round", "client", "image", "trial", "seconds"),
-    *("mse", "psnr", "psnr_registered", "ssim", "lpips", "fft2d"),
-    *("identified", "label_true", "label_recovered"),
-)
 
 
 @dataclass(frozen=True)
@@ -133,10 +127,20 @@ def measure(bench: Bench, cell: Cell, root: Path) -> Measured:
         {**about, "attack": v["attack"], "verdict": v["verdict"], **cost}
         for v in run.summary["verdicts"]
     ]
-    pictures = run.scores[list(SCORES)]
+    # A cell measured before a metric was added has none of it.
+    pictures = run.scores.reindex(columns=_columns())
     for at, (name, value) in enumerate(about.items()):
         pictures.insert(at, name, value)
     return Measured(pictures, pd.DataFrame(outcomes))
+
+
+def _columns() -> list[str]:
+    """What the table takes over from scores.csv, a line for each reconstructed picture."""
+    return [
+        *("attack", "round", "client", "image", "trial", "seconds"),
+        *METRICS,
+        *("identified", "label_true", "label_recovered"),
+    ]
 
 
 def _cost(run: Run, target: float | None) -> dict[str, Any]:

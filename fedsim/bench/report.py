@@ -17,6 +17,7 @@ from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.files import write_atomically
 from fedsim.core.run import Run
 from fedsim.report import HERE, environment
+from fedsim.report.formats import beside_psnr
 from fedsim.report.pictures import Pair, load_pairs, spread
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ def write_bench_report(bench: Bench, root: Path, table: pd.DataFrame, markdown: 
     rows = []
     for entry in cells:
         label, attack = _label(entry), entry["attack"]
-        words = f"{entry['psnr']:.1f} dB, SSIM {entry['ssim']:.2f}, "
-        words += f"{100 * entry['recovered']:.0f} % recovered"
+        leakage = [f"{m.title} {entry[m.name]:.{m.headline_digits}f}" for m in beside_psnr()]
+        words = ", ".join([f"{entry['psnr']:.1f} dB", *leakage])
+        words += f", {100 * entry['recovered']:.0f} % recovered"
         if entry["accuracy"] is not None:
             words += f", accuracy {100 * entry['accuracy']:.0f} %"
         pairs = _pairs(root, by_label[label], attack)

@@ -9,12 +9,12 @@ import pandas as pd
 
 from fedsim.bench.cells import NAIVE
 from fedsim.core.attack import BASELINE
+from fedsim.core.metrics import METRICS, shown_in
 from fedsim.scoring.statistics import bootstrap
 from fedsim.scoring.verdict import RECOVERED_DB
 
 CELL = ["defense", "strength"]
 KEYS = [*CELL, "attack"]
-METRICS = ("mse", "psnr", "psnr_registered", "ssim", "lpips", "fft2d", "identified")
 
 
 def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
@@ -54,12 +54,13 @@ def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
 
 def _leakage(own: pd.DataFrame) -> dict[str, Any]:
     """Means over pictures and seeds; the interval resamples victims."""
-    nothing = {"pictures": 0, **dict.fromkeys(METRICS)}
+    averaged = (*METRICS, "identified")
+    nothing = {"pictures": 0, **dict.fromkeys(averaged)}
     if own.empty:
         return {**nothing, "psnr_low": None, "psnr_high": None, "recovered": 0.0}
     means = {
         name: float(own[name].astype(float).mean()) if own[name].notna().any() else None
-        for name in METRICS
+        for name in averaged
     }
     victims = own.assign(round=own["seed"].astype(str) + "/" + own["round"].astype(str))
     low, high = bootstrap(victims, "psnr", seed=0)
@@ -99,7 +100,8 @@ def by_cell(table: pd.DataFrame) -> list[dict[str, Any]]:
     no other cell beats it in both."""
     rank = table.assign(ssim=table["ssim"].astype(float).fillna(-np.inf))
     strongest = table.loc[rank.groupby(CELL, sort=False)["ssim"].idxmax()]
-    columns = [*CELL, "attack", "psnr", "ssim", "recovered", "accuracy", "upload_bytes"]
+    leakage = [metric.name for metric in shown_in("headlines")]
+    columns = [*CELL, "attack", *leakage, "recovered", "accuracy", "upload_bytes"]
     cells: list[dict[str, Any]] = [
         {str(k): v for k, v in row.items()} for row in strongest[columns].to_dict("records")
     ]

@@ -100,6 +100,7 @@ def bench(
     from fedsim.bench.cells import load_bench
     from fedsim.bench.measurement import conduct
     from fedsim.bench.table import by_cell
+    from fedsim.core.metrics import shown_in
 
     checked = load_bench(spec, overrides or [])
     with watch_for(as_json).cells() as progress:
@@ -108,12 +109,15 @@ def bench(
     if as_json:
         print(json.dumps(cells, indent=2))
         return
-    shown = Table("defense", "strength", "strongest attack", "PSNR", "SSIM", "accuracy", "")
+    metrics = shown_in("headlines")
+    titles = [metric.title for metric in metrics]
+    shown = Table("defense", "strength", "strongest attack", *titles, "accuracy", "")
     for row in cells:
         accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.0f} %"
         mark = "[green]front[/]" if row["front"] else ""
-        numbers = [f"{row['psnr']:.1f}", f"{row['ssim']:.2f}", accuracy, mark]
-        shown.add_row(row["defense"], row["strength"], row["attack"], *numbers)
+        leakage = [f"{row[metric.name]:.{metric.headline_digits}f}" for metric in metrics]
+        about = row["defense"], row["strength"], row["attack"]
+        shown.add_row(*about, *leakage, accuracy, mark)
     out.print(shown)
     for name in ("table.md", "frontier.png", "report.html"):
         out.print(f"{name}: {output / name}", soft_wrap=True, highlight=False)

@@ -23,6 +23,7 @@ from fedsim.core.defense import Defense
 from fedsim.core.errors import AttackError, FedsimError
 from fedsim.core.knowledge import THREATS, Announced, View
 from fedsim.core.learning import Protocol, local_update
+from fedsim.core.metrics import decibel
 from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import Spec
 from fedsim.defenses.applied import countered
@@ -32,7 +33,6 @@ DRAWS, CHANCES = 4, 12  # batches: usually; where a defense tosses a coin for ea
 LARGE, LARGE_DRAWS = 2e9, 2  # parameters times patches of 16 pixels: from here on, fewer of all
 MOST_LABELS = 8  # pictures in a batch whose labels are read
 CONTRAST = 0.35  # of made-up pictures: about an eighth of them is black or white
-LEAST_ERROR = 1e-16  # mean squared, as in the scores: 160 dB
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,7 @@ class Stage:
             )
         except AttackError:  # what it needs was not uploaded, or is not finite: no picture
             return 0.0
-        error = (result.images.double() - truth.double()).square().mean()
-        return float(-10 * torch.log10(error.clamp(min=LEAST_ERROR)))
+        return float(decibel((result.images.double() - truth.double()).square().mean()))
 
     def reads_labels(self, observation: Observation, truth: Tensor) -> bool | None:
         """Whether the labels of one step are read without a mistake; None without a head."""

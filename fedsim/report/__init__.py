@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from fedsim.campaign.jobs import Job
 from fedsim.core.files import write_atomically
+from fedsim.core.metrics import shown_in
 from fedsim.core.run import Run
 from fedsim.report import content, formats, learned, pictures, plots
 
@@ -75,4 +76,5 @@ def environment(*folders: Path) -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= formats.FILTERS
+    found.globals |= {"shown_in": shown_in, "beside_psnr": formats.beside_psnr}
     return found

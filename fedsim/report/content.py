@@ -16,6 +16,7 @@ from fedsim.campaign.jobs import Job
 from fedsim.core.attack import BASELINE
 from fedsim.core.errors import RunError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by
+from fedsim.core.metrics import METRICS
 from fedsim.core.run import Run
 from fedsim.core.spec import Component, Spec
 from fedsim.report.formats import count, decibel
@@ -223,9 +224,10 @@ def canary(summary: dict[str, Any], scores: pd.DataFrame) -> dict[str, Any] | No
 
 def unavailable(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Why columns are empty: metric and reason."""
-    names = {"lpips": "LPIPS", "identified": "Identification"}
+    titles = {name: metric.title for name, metric in METRICS.items()}
+    titles["identified"] = "Identification"
     reasons = summary.get("unavailable", {})
-    return [(names.get(m, m), _sentence(why) + ".") for m, why in reasons.items() if why]
+    return [(titles.get(m, m), _sentence(why) + ".") for m, why in reasons.items() if why]
 
 
 def troubles(summary: dict[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from fedsim.core.metrics import CEILING_DB, Metric, shown_in
+
 DASH = "–"
-CEILING_DB = 160.0  # what an exact copy scores, see `fedsim.core.metrics`
 
 
 def missing(value: Any) -> bool:
@@ -26,6 +27,23 @@ def decibel(value: float | None) -> str:
         return DASH
     assert value is not None
     return "160 dB (exact)" if value >= CEILING_DB - 0.05 else f"{value:.1f} dB"
+
+
+def beside_psnr() -> list[Metric]:
+    """What makes headlines but PSNR, which stands first there and is known by its unit."""
+    return [metric for metric in shown_in("headlines") if metric.name != "psnr"]
+
+
+def headline(scores: Mapping[str, Any]) -> str:
+    """The scores of one picture in a line: 21.3 dB, SSIM 0.45."""
+    others = [f"{m.title} {number(scores.get(m.name), m.headline_digits)}" for m in beside_psnr()]
+    return ", ".join([decibel(scores["psnr"]), *others])
+
+
+def listed(words: Iterable[str]) -> str:
+    """One, two and three."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def percent(value: float | None) -> str:
@@ -95,4 +113,5 @@ FILTERS: dict[str, Callable[..., str]] = {
     "signed": signed,
     "article": article,
     "label": label,
+    "listed": listed,
 }

@@ -19,7 +19,7 @@ from fedsim.core.attack import BASELINE, Reconstruction
 from fedsim.core.files import write_atomically
 from fedsim.core.run import Run
 from fedsim.report.content import Finding
-from fedsim.report.formats import count, decibel, label, number
+from fedsim.report.formats import count, decibel, headline, label
 from fedsim.scoring.scores import load_pictures
 
 MOST_SHOWN, LEAST_SHOWN, BASELINE_SHOWN = 16, 8, 4  # rows of four
@@ -62,7 +62,7 @@ class Pair:
 
     @property
     def scores(self) -> str:
-        return f"{decibel(self.row['psnr'])}, SSIM {number(self.row['ssim'])}"
+        return headline(self.row)
 
     @property
     def labels(self) -> str:

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from fedsim.core.attack import BASELINE
+from fedsim.core.metrics import METRICS
 from fedsim.report.content import Trace
 from fedsim.scoring.verdict import RECOVERED_DB
 
@@ -29,6 +30,7 @@ VARIABLES = {
     **{ACCENT: "accent", SECOND: "second", PAPER: "paper"},
 }
 
+PSNR = METRICS["psnr"]
 WIDTH = 400  # CSS pixels: readable when a phone shrinks it a little
 LINES_SHOWN = 40
 RASTER_ABOVE = 3000  # dots
@@ -116,7 +118,7 @@ def strip(scores: pd.DataFrame, labels: list[str]) -> Markup | None:
     top = max(40.0, float(scores["psnr"].max()) * 1.03)
     axes.axvline(RECOVERED_DB, color=INK, lw=1, ls=(0, (4, 3)), zorder=1.5)
     axes.text(RECOVERED_DB, -0.85, f"{RECOVERED_DB:.0f} dB", color=MUTED, ha="center", fontsize=10)
-    axes.set(xlim=(0, top), ylim=(len(held) - 0.65, -0.8), xlabel="PSNR, dB")
+    axes.set(xlim=(0, top), ylim=(len(held) - 0.65, -0.8), xlabel=PSNR.heading)
     axes.set_yticks([])
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
@@ -155,7 +157,8 @@ def over_rounds(rows: list[dict[str, Any]]) -> Markup | None:
     known = {row["round"]: row["accuracy_before"] for row in rows}
     accuracy = [(r, 100 * a) for r, a in sorted(known.items()) if a is not None]
     axes.set(xlabel="round")
-    _name(axes, "mean PSNR, dB" + ("; right: accuracy of the model sent, %" if accuracy else ""))
+    right = "; right: accuracy of the model sent, %" if accuracy else ""
+    _name(axes, f"mean {PSNR.heading}{right}")
     if accuracy:
         beside = axes.twinx()
         beside.plot(*zip(*accuracy, strict=True), "s:", color=MUTED, ms=4, lw=1, zorder=0)

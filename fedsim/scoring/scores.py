@@ -14,10 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedsim.campaign.jobs import Job
-from fedsim.core import metrics
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import read_json
+from fedsim.core.metrics import METRICS, Batch, Comparison, Metric, match_order
 from fedsim.core.run import Run
 from fedsim.core.vault import Vault
 from fedsim.scoring.canary import check_canaries
@@ -25,11 +25,14 @@ from fedsim.scoring.identification import Gallery, Wanted
 
 _FAILURE = TypeAdapter(dict[str, str])
 
-COLUMNS = [
-    *("round", "client", "attack", "threat", "trial", "image"),
-    *("mse", "psnr", "psnr_registered", "ssim", "lpips", "fft2d"),
-    *("label_true", "label_recovered", "identified", "seconds", "loss", "canary"),
-]
+
+def columns() -> list[str]:
+    """Of the scores, in their order."""
+    return [
+        *("round", "client", "attack", "threat", "trial", "image"),
+        *METRICS,
+        *("label_true", "label_recovered", "identified", "seconds", "loss", "canary"),
+    ]
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.
             if pictures is not None:
                 yardstick = yardstick or Yardstick.of(pictures.truth, gallery)
                 rows[job] = _rows(pictures, yardstick, threat, canaries.get(job.victim))
-    return pd.DataFrame([row for job in jobs for row in rows.get(job, [])], columns=COLUMNS)
+    return pd.DataFrame([row for job in jobs for row in rows.get(job, [])], columns=columns())
 
 
 def results_of(jobs: Iterable[Job]) -> Iterator[tuple[Job, Reconstruction]]:
@@ -81,7 +84,7 @@ def load_pictures(run: Run, job: Job) -> Pictures | None:
         return None
     result = Reconstruction.load(job.result)
     truth = Vault(run.vault).read(job.round, job.client)
-    order = metrics.match_order(truth.images, result.images)
+    order = match_order(truth.images, result.images)
     blank = torch.full_like(truth.images[0], 0.5)  # an image the attack does not claim
     guess = torch.stack([result.images[row] if row >= 0 else blank for row in order])
     return Pictures(job, truth.images, truth.labels, guess, result)
@@ -91,40 +94,31 @@ def load_pictures(run: Run, job: Job) -> Pictures | None:
 class Yardstick:
     """What one victim's pictures are compared by, computed once for all attacks on them."""
 
-    truth: Tensor
-    perceptual: metrics.LpipsFeatures | None
+    truth: Batch
+    metrics: tuple[Metric, ...]  # those that can be computed for these pictures
     gallery: Gallery | None
     wanted: Wanted | None  # in the gallery's eyes
 
     @classmethod
     def of(cls, truth: Tensor, gallery: Gallery | None) -> Yardstick:
-        fits = min(truth.shape[-2:]) >= metrics.SMALLEST and metrics.lpips_unavailable() is None
+        pictures = Batch(truth)
         return cls(
-            truth,
-            metrics.lpips_features(truth) if fits else None,
+            pictures,
+            tuple(m for m in METRICS.values() if m.missing(pictures.side) is None),
             gallery,
             gallery.wanted(truth) if gallery is not None else None,
         )
 
     def measure(self, guess: Tensor) -> dict[str, list[Any]]:
         """Every metric of every picture, a list a column."""
-        spectra = metrics.Spectra(self.truth, guess)
-        error = metrics.mse(self.truth, guess)
-        columns: dict[str, list[Any]] = {
-            "mse": error.tolist(),
-            "psnr": metrics.decibel(error).tolist(),
-            "psnr_registered": metrics.psnr_registered(self.truth, guess, spectra).tolist(),
-            "ssim": metrics.ssim(self.truth, guess).tolist(),
-            "lpips": [None] * len(guess),
-            "fft2d": spectra.fft2d().tolist(),
-            "identified": [None] * len(guess),
+        compared = Comparison(self.truth, Batch(guess))
+        measured: dict[str, list[Any]] = {
+            name: [None] * len(guess) for name in (*METRICS, "identified")
         }
-        if self.perceptual is not None:
-            seen = metrics.lpips_features(guess)
-            columns["lpips"] = metrics.lpips_between(self.perceptual, seen).tolist()
+        measured |= {metric.name: metric.measure(compared).tolist() for metric in self.metrics}
         if self.gallery is not None and self.wanted is not None:
-            columns["identified"] = self.gallery.identified(self.wanted, guess)
-        return columns
+            measured["identified"] = self.gallery.identified(self.wanted, guess)
+        return measured
 
 
 def _rows(
@@ -132,7 +126,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     job, result, labels = pictures.job, pictures.result, pictures.labels
     recovered = _align_labels(labels, result.labels)
-    columns = yardstick.measure(pictures.guess)
+    measured = yardstick.measure(pictures.guess)
     return [
         {
             "round": job.round,
@@ -141,7 +135,7 @@ def _rows(
             "threat": threat,
             "trial": job.trial,
             "image": image,
-            **{name: values[image] for name, values in columns.items()},
+            **{name: values[image] for name, values in measured.items()},
             "label_true": int(labels[image]),
             "label_recovered": recovered[image],
             "seconds": round(result.seconds, 4),

@@ -6,22 +6,29 @@ together; a proportion gets an exact binomial interval.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
+from fedsim.core.metrics import METRICS, Metric, shown_in
+
 KEYS = ["round", "client", "image"]
 DRAWS = 2000
-CLOSER_IS_HIGHER = {"psnr", "psnr_registered", "ssim"}
 
 
 def bootstrap(
     table: pd.DataFrame, column: str, seed: int, draws: int = DRAWS
 ) -> tuple[float, float]:
     """95 % interval of the mean, resampling victims (images of one client hang together)."""
-    groups = [g[column].to_numpy(float) for _, g in table.groupby(["round", "client"])]
+    victims = [g[column].to_numpy(float) for _, g in table.groupby(["round", "client"])]
+    return resampled(victims, seed, draws)
+
+
+def resampled(groups: Sequence[np.ndarray], seed: int, draws: int = DRAWS) -> tuple[float, float]:
+    """95 % interval of the mean of all values, drawing whole groups anew (percentile bootstrap)."""
     sums = np.array([g.sum() for g in groups])
     counts = np.array([len(g) for g in groups])
     picks = np.random.default_rng(seed).integers(0, len(groups), (draws, len(groups)))
@@ -41,17 +48,22 @@ def describe(own: pd.DataFrame, metric: str, seed: int) -> dict[str, float | Non
     if values.isna().all():
         return dict.fromkeys(names)
     low, high = bootstrap(own.dropna(subset=[metric]), metric, seed)
-    higher = metric in CLOSER_IS_HIGHER
-    worst = values.max() if higher else values.min()
-    found = (
+    about = METRICS[metric]
+    described = (
         values.mean(),
         low,
         high,
-        worst,
+        _closest(values, about),
         values.median(),
-        values.quantile(0.9 if higher else 0.1),
+        values.quantile(0.9 if about.higher_leaks else 0.1),
     )
-    return {name: clean(value) for name, value in zip(names, found, strict=True)}
+    return {name: clean(value) for name, value in zip(names, described, strict=True)}
+
+
+def _closest(values: pd.Series, metric: Metric) -> float:
+    """The worst case for the client."""
+    numbers = values.astype(float)
+    return float(numbers.max() if metric.higher_leaks else numbers.min())
 
 
 def proportion(hits: int, of: int) -> dict[str, float]:
@@ -66,9 +78,11 @@ def above_chance(hits: int, of: int, chance: float) -> float:
 
 
 def compare(scores: pd.DataFrame, labels: list[str], seed: int) -> list[dict[str, Any]]:
-    """Every attack against every later one, picture by picture: the mean difference in PSNR and
-    SSIM over the same pictures (means over trials first), with intervals."""
-    means = scores.groupby(["attack", *KEYS], sort=False)[["psnr", "ssim"]].mean()
+    """Every attack against every later one, picture by picture: the mean difference in PSNR, SSIM
+    and what else makes headlines over the same pictures (means over trials first), with
+    intervals."""
+    names = [metric.name for metric in shown_in("headlines")]
+    means = scores.groupby(["attack", *KEYS], sort=False)[names].mean()
     present = [label for label in labels if label in means.index.get_level_values("attack")]
     pairs = []
     for at, first in enumerate(present):
@@ -77,9 +91,7 @@ def compare(scores: pd.DataFrame, labels: list[str], seed: int) -> list[dict[str
             if apart.empty:
                 continue
             entry: dict[str, Any] = {"first": first, "second": second, "pictures": len(apart)}
-            for metric in ("psnr", "ssim"):
-                low, high = bootstrap(apart, metric, seed)
-                entry[metric] = {"mean": clean(apart[metric].mean()), "low": low, "high": high}
+            entry |= {name: _mean_with_interval(apart, name, seed) for name in names}
             pairs.append(entry)
     return pairs
 
@@ -96,14 +108,15 @@ def population(scores: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
         round_, client = _pair(at)
         best = here.sort_values("psnr").iloc[-1]
         by_attack = here.groupby("attack")["identified"].apply(lambda x: x.astype(float).mean())
+        headlines = {m.name: clean(_closest(here[m.name], m)) for m in shown_in("headlines")}
         ranked.append(
             {
                 "round": round_,
                 "client": client,
                 "pictures": int(here["image"].nunique()),
                 "attack": str(best["attack"]),
+                **headlines,
                 "psnr": clean(best["psnr"]),
-                "ssim": clean(here["ssim"].max()),
                 "guess": clean(guesses.get((round_, client), float("nan"))),
                 "labels": _label_share(here),
                 "identified": None if by_attack.isna().all() else clean(by_attack.max()),
@@ -124,12 +137,15 @@ def over_rounds(scores: pd.DataFrame, rounds: pd.DataFrame, seed: int) -> list[d
     for _, here in scores.groupby(["attack", "round"], sort=False):
         attack, round_ = str(here["attack"].iloc[0]), int(here["round"].iloc[0])
         row: dict[str, Any] = {"attack": attack, "round": round_, "pictures": len(here)}
-        for metric in ("psnr", "ssim"):
-            low, high = bootstrap(here, metric, seed)
-            row[metric] = {"mean": clean(here[metric].mean()), "low": low, "high": high}
+        row |= {m.name: _mean_with_interval(here, m.name, seed) for m in shown_in("headlines")}
         row["accuracy_before"] = accuracy.get(round_)
         rows.append(row)
     return rows
+
+
+def _mean_with_interval(table: pd.DataFrame, column: str, seed: int) -> dict[str, float | None]:
+    low, high = bootstrap(table, column, seed)
+    return {"mean": clean(table[column].mean()), "low": low, "high": high}
 
 
 def label_accuracy(own: pd.DataFrame) -> dict[str, float] | None:

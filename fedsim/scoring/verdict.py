@@ -21,6 +21,7 @@ from typing import Any
 import pandas as pd
 
 from fedsim.core.attack import BASELINE
+from fedsim.core.metrics import METRICS
 from fedsim.core.spec import Spec
 from fedsim.scoring.canary import CANARY_TOLERANCE
 from fedsim.scoring.statistics import (
@@ -36,7 +37,6 @@ from fedsim.scoring.statistics import (
 RECOVERED_DB, ABOVE_BASELINE_DB = 30.0, 3.0
 PARTIAL_DB, PARTIAL_SSIM = 1.0, 0.05
 PARTIAL_CHANCE = 1e-3
-METRICS = ("mse", "psnr", "psnr_registered", "ssim", "lpips", "fft2d")
 
 
 def summarise(

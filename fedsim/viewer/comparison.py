@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -18,6 +17,7 @@ import torch
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.attack import BASELINE
 from fedsim.core.errors import RunError
+from fedsim.core.metrics import METRICS, shown_in
 from fedsim.core.run import Run, paths
 from fedsim.core.spec import Spec
 from fedsim.report.pictures import Pair, load_pairs, spread
@@ -30,7 +30,6 @@ MOST_RUNS = 4
 SHARED_SHOWN, OWN_SHOWN, ATTACKS_SHOWN = 6, 4, 3
 HIGHEST_DB = 50.0  # of the scale; an exact copy stands beyond it
 NOT_SET = "not set"
-NUMERIC = [*KEYS, "trial", "psnr", "ssim", "label_true", "label_recovered"]
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,7 @@ class Line:
 
     number: int
     outcome: Outcome | None
-    psnr: Cell
-    ssim: Cell
-    lpips: Cell
+    metrics: dict[str, Cell]
     labels: Cell
 
 
@@ -153,10 +150,12 @@ def _scores(
 
 def _score_table(content: bytes) -> pd.DataFrame:
     table = pd.read_csv(io.BytesIO(content))
-    lacking = [name for name in (*NUMERIC, "attack") if name not in table.columns]
+    headlines = [metric.name for metric in shown_in("headlines")]
+    numeric = [*KEYS, "trial", *headlines, "label_true", "label_recovered"]
+    lacking = [name for name in (*numeric, "attack") if name not in table.columns]
     if lacking:
         raise RunError(f"{paths.SCORES} has no column {lacking[0]}.")
-    for name in NUMERIC:
+    for name in numeric:
         table[name] = pd.to_numeric(table[name], errors="coerce")
     table = table.dropna(subset=[*KEYS, "trial", "attack"])
     return table.astype(dict.fromkeys([*KEYS, "trial"], int))
@@ -176,11 +175,9 @@ def _attacks(
         for number, run in enumerate(runs, 1):
             outcome = next((o for o in run.outcomes if o.attack == name), None)
             seed = run.spec.seed if run.spec else 0
-            metric = partial(_cell, outcome)
+            cells = {metric.name: _cell(outcome, metric.name) for metric in shown_in("viewer")}
             labels = _labels(outcome, scores[number], seed)
-            lines.append(
-                Line(number, outcome, metric("psnr"), metric("ssim"), metric("lpips"), labels)
-            )
+            lines.append(Line(number, outcome, cells, labels))
         found.append((name, lines))
     return found
 
@@ -221,6 +218,7 @@ def _charts(files: Files, runs: list[Standing]) -> list[tuple[str, Any]]:
 
 def _spans(runs: list[Standing], attacks: list[tuple[str, list[Line]]]) -> Any:
     """Mean PSNR of each attack in each run, with its interval."""
+    psnr = METRICS["psnr"]
     groups = [
         (
             name,
@@ -228,17 +226,18 @@ def _spans(runs: list[Standing], attacks: list[tuple[str, list[Line]]]) -> Any:
                 Interval(
                     line.number,
                     runs[line.number - 1].place.name,
-                    line.psnr.mean,
-                    line.psnr.mean if line.psnr.low is None else line.psnr.low,
-                    line.psnr.mean if line.psnr.high is None else line.psnr.high,
+                    cell.mean,
+                    cell.mean if cell.low is None else cell.low,
+                    cell.mean if cell.high is None else cell.high,
                 )
                 for line in lines
-                if line.psnr.mean is not None
+                if (cell := line.metrics[psnr.name]).mean is not None
             ],
         )
         for name, lines in attacks
     ]
-    return intervals(groups, "Mean PSNR by attack", "dB", RECOVERED_DB, HIGHEST_DB)
+    words = f"Mean {psnr.title} by attack"
+    return intervals(groups, words, psnr.unit, RECOVERED_DB, HIGHEST_DB)
 
 
 def points_of(

@@ -29,7 +29,7 @@ from fedsim.core.observation import read_weights
 from fedsim.core.run import Run, list_observations, weights_path
 from fedsim.core.spec import Spec
 from fedsim.federation.checkpoint import read_checkpoint
-from fedsim.scoring.scores import COLUMNS
+from fedsim.scoring.scores import columns
 from tests.conftest import SMALL, small_spec
 
 VIT = "model.options={patch_size: 8, depth: 1, embed_dim: 48, num_heads: 2}"
@@ -50,7 +50,7 @@ def tiny_spec() -> Spec:
 
 
 def numbers(run: Run) -> pd.DataFrame:
-    return run.scores[[column for column in COLUMNS if column != "seconds"]]
+    return run.scores[[column for column in columns() if column != "seconds"]]
 
 
 def resumed(root: Path) -> Run:

@@ -12,7 +12,7 @@ from fedsim.core.attack import no_progress
 from fedsim.core.errors import ModelError
 from fedsim.core.knowledge import THREATS, Announced, View
 from fedsim.core.learning import Protocol, Trail, learn, local_update
-from fedsim.core.metrics import psnr
+from fedsim.core.metrics import decibel, psnr
 from fedsim.core.models import build_model
 from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import DataSpec, ModelSpec, Spec
@@ -245,7 +245,7 @@ def test_the_adaptive_closed_form_takes_the_unshuffled_patches_back() -> None:
 
     def kept(result) -> float:
         apart = ((result.images - images).square() * shown).sum() / (3 * shown.sum())
-        return float(-10 * torch.log10(apart))
+        return float(decibel(apart))
 
     assert kept(results[True]) > kept(results[False]) + 2
     assert kept(results[True]) > 18

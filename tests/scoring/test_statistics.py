@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.core.attack import BASELINE
 from fedsim.core.spec import Spec
-from fedsim.scoring.scores import COLUMNS
+from fedsim.scoring.scores import columns
 from fedsim.scoring.statistics import (
     above_chance,
     compare,
@@ -23,14 +23,14 @@ def scores(rows: list[tuple[str, int, int, float]], **extra: object) -> pd.DataF
     """Attack, round, client, PSNR."""
     table = [
         {
-            **dict.fromkeys(COLUMNS),
+            **dict.fromkeys(columns()),
             **{"attack": attack, "round": round_, "client": client, "trial": 0, "image": 0},
             **{"psnr": psnr, "ssim": psnr / 100, "canary": 0.0, "seconds": 1.0},
             **extra,
         }
         for attack, round_, client, psnr in rows
     ]
-    return pd.DataFrame(table, columns=COLUMNS)
+    return pd.DataFrame(table, columns=columns())
 
 
 def test_a_description_has_the_worst_case_and_where_most_lie() -> None:

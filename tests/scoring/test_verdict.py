@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.core.attack import BASELINE
 from fedsim.core.spec import Spec
-from fedsim.scoring.scores import COLUMNS
+from fedsim.scoring.scores import columns
 from fedsim.scoring.statistics import bootstrap
 from fedsim.scoring.verdict import summarise
 
@@ -19,12 +19,12 @@ def table(psnr: list[float], guess: list[float], ssim: float = 0.2, canary: floa
             own = ssim if attack == "mine" else 0.2
             rows.append(
                 {
-                    **dict.fromkeys(COLUMNS),
+                    **dict.fromkeys(columns()),
                     **{"round": 1, "client": client, "attack": attack, "trial": 0, "image": 0},
                     **{"psnr": value, "ssim": own, "canary": canary, "seconds": 1.0},
                 }
             )
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=columns())
 
 
 def verdict(scores: pd.DataFrame, failed: list[dict[str, str]] | None = None) -> dict:

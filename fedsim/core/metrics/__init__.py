@@ -1,7 +1,11 @@
-"""Metrics: how much of a picture a reconstruction gives away. Images are (B, 3, H, W) in [0, 1]."""
+"""Metrics: how much of a picture a reconstruction gives away. Images are (B, 3, H, W) in [0, 1].
+
+`METRICS` is the table that everything else reads; a metric is added by an entry in it.
+"""
 
 from __future__ import annotations
 
+from fedsim.core.metrics.comparison import Batch, Comparison
 from fedsim.core.metrics.perceptual import (
     SMALLEST,
     LpipsFeatures,
@@ -11,6 +15,7 @@ from fedsim.core.metrics.perceptual import (
     lpips_unavailable,
 )
 from fedsim.core.metrics.pixels import (
+    CEILING_DB,
     Spectra,
     decibel,
     fft2d,
@@ -20,10 +25,17 @@ from fedsim.core.metrics.pixels import (
     psnr_registered,
     ssim,
 )
+from fedsim.core.metrics.table import METRICS, Metric, Place, shown_in
 
 __all__ = [
+    "CEILING_DB",
+    "METRICS",
     "SMALLEST",
+    "Batch",
+    "Comparison",
     "LpipsFeatures",
+    "Metric",
+    "Place",
     "Spectra",
     "decibel",
     "fft2d",
@@ -35,5 +47,6 @@ __all__ = [
     "mse",
     "psnr",
     "psnr_registered",
+    "shown_in",
     "ssim",
 ]

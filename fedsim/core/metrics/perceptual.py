@@ -40,6 +40,13 @@ def lpips_unavailable(net: Net = "alex") -> str | None:
     return None
 
 
+def lpips_unavailable_at(side: int) -> str | None:
+    """Why LPIPS cannot be computed here for pictures of so many pixels a side, or None."""
+    if side < SMALLEST:
+        return f"LPIPS looks at pictures of {SMALLEST} pixels and more, and these have {side}"
+    return lpips_unavailable()
+
+
 def lpips(a: Tensor, b: Tensor, net: Net = "alex") -> Tensor | None:
     """LPIPS of each pair, (B, 3, H, W) in [0, 1]; None where `lpips_unavailable` says why, or for
     pictures too small for it."""

@@ -4,12 +4,17 @@ batch, because a run may score thousands of pictures of 224 x 224."""
 from __future__ import annotations
 
 import functools
+import math
+from dataclasses import dataclass
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from fedsim.core.phase_correlation import cyclic_shifts
+
 MSE_FLOOR = 1e-16  # an exact float32 copy reads 160 dB, not infinity
+CEILING_DB = -10 * math.log10(MSE_FLOOR)
 SIGMA, RADIUS = 1.5, 5  # of SSIM's Gaussian window
 STABLE = (0.01**2, 0.03**2)  # SSIM's constants for a peak of 1
 
@@ -36,16 +41,27 @@ def decibel(error: Tensor) -> Tensor:
     return -10 * torch.log10(error.clamp(min=MSE_FLOOR))
 
 
-class Spectra:
-    """The spectra of two batches, computed once for the metrics that need them."""
+def spectrum(images: Tensor) -> Tensor:
+    """The half spectrum of each channel, (B, 3, H, W // 2 + 1)."""
+    return torch.fft.rfft2(images.float())
 
-    def __init__(self, a: Tensor, b: Tensor):
-        self.a, self.b = a.float(), b.float()
-        self.first, self.second = torch.fft.rfft2(self.a), torch.fft.rfft2(self.b)
+
+@dataclass(frozen=True)
+class Spectra:
+    """The half spectra of two batches, computed once for the metrics that need them."""
+
+    first: Tensor
+    second: Tensor
+    size: tuple[int, int]  # of the pictures: H, W
+
+    @classmethod
+    def of(cls, a: Tensor, b: Tensor) -> Spectra:
+        height, width = a.shape[-2:]
+        return cls(spectrum(a), spectrum(b), (height, width))
 
     def fft2d(self) -> Tensor:
         """Cosine distance of the magnitudes of the 2-D spectra: 0 for equal, at most 1."""
-        weights = _hermitian(self.a.shape[-1])
+        weights = _hermitian(self.size[1])
         first, second = self.first.abs(), self.second.abs()
         product, one, two = (
             (weights * x * y).double().sum((1, 2, 3))
@@ -55,13 +71,9 @@ class Spectra:
         return (1 - product / size).clamp(min=0)
 
     def shifts(self) -> Tensor:
-        """The whole-pixel cyclic shift (B, 2) of each ``b`` that phase correlation of the grey
-        pictures proposes."""
-        cross = self.first.mean(1) * self.second.mean(1).conj()
-        cross = cross / cross.abs().clamp(min=torch.finfo(cross.real.dtype).tiny)
-        height, width = self.a.shape[-2:]
-        peak = torch.fft.irfft2(cross, s=(height, width)).flatten(1).argmax(1)
-        return torch.stack([peak // width, peak % width], dim=1)
+        """The shift (B, 2) of each second picture that phase correlation of the grey ones
+        proposes."""
+        return cyclic_shifts(self.first.mean(1), self.second.mean(1), self.size)
 
 
 def fft2d(a: Tensor, b: Tensor) -> Tensor:
@@ -69,7 +81,7 @@ def fft2d(a: Tensor, b: Tensor) -> Tensor:
 
     On magnitudes, because on complex spectra it would be the cosine of the pixels.
     """
-    return Spectra(a, b).fft2d()
+    return Spectra.of(a, b).fft2d()
 
 
 def _hermitian(width: int) -> Tensor:
@@ -86,7 +98,7 @@ def psnr_registered(a: Tensor, b: Tensor, spectra: Spectra | None = None) -> Ten
 
     The shift comes from phase correlation; where it does not help, there is none.
     """
-    shifts = (spectra or Spectra(a, b)).shifts()
+    shifts = (spectra or Spectra.of(a, b)).shifts()
     error = mse(a, b)
     for row in torch.nonzero(shifts.any(1)).flatten().tolist():
         down, right = shifts[row].tolist()
