@@ -1,4 +1,4 @@
-"""Large trees: listed once, looked at instead of decoded, and what is damaged all the same."""
+"""Large trees: listed once, looked at instead of decoded."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fedsim.clients.data import broken, folders, trees
-from fedsim.clients.data.listing import Listing, Names
 from fedsim.core.cache import cache_folder
 from fedsim.core.errors import DataError
 from tests.layouts import load, names_of, save_picture
@@ -219,28 +217,3 @@ def test_without_a_cache_a_large_tree_is_looked_at_each_time(
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "file"))
     (tree / "train" / "cat" / "1.jpg").write_bytes(b"")
     assert load("imagefolder", tree).skipped == ("train/cat/1.jpg",)
-
-
-def test_names_are_kept_compactly_and_come_back_as_they_were() -> None:
-    names = ["a/1.jpg", "ä/ö.jpg", "a/\udcff.jpg", ""]
-    kept = Names.of(names)
-    assert list(kept) == names
-    assert list(kept.take(np.array([2, 0]))) == [names[2], names[0]]
-    many = Listing.of({f"train/n{i % 1000:08}/n{i % 1000:08}_{i}.JPEG": i for i in range(50_000)})
-    assert len(pickle.dumps(many)) < 50_000 * 80
-    assert len(many.folders) == 1000
-    assert many.folders[many.folder_of[77]] == many.names[77].rpartition("/")[0]
-
-
-def test_a_person_s_folder_below_the_class_makes_groups(tmp_path: Path) -> None:
-    for smile in ("smiling", "not"):
-        for p, person in enumerate(("anna", "ben", "carl")):
-            for i in range(2):
-                save_picture(tmp_path / "faces" / smile / person / f"{i}.png", 2 * p + i)
-    images = load("imagefolder", tmp_path / "faces")
-    assert images.classes == ("not", "smiling")
-    people = ["anna", "ben", "carl"]
-    assert images.groups is not None
-    assert [people[g] for g in images.groups] == [n.split("/")[1] for n in names_of(images)]
-    Image.new("RGB", (8, 8)).save(tmp_path / "faces" / "not" / "nobody.png")
-    assert load("imagefolder", tmp_path / "faces").groups is None
