@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from fedsim.clients.dealing import deal
-from fedsim.core.spec import Spec
+from fedsim.core.spec import DataSpec, Spec
 
 
 def dealt(spec: Spec, root: Path) -> list[Path]:
@@ -18,13 +19,15 @@ def dealt(spec: Spec, root: Path) -> list[Path]:
 
 def without_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on, whoever opens a data set fails."""
+
+    def opened(data: DataSpec, split: str) -> NoReturn:
+        pytest.fail(f"the {split} split of {data.name} was opened")
+
     for module in (
         "fedsim.clients.shards",
         "fedsim.clients.dealing",
         "fedsim.campaign.plan",
         "fedsim.audit.stages",
     ):
-        monkeypatch.setattr(f"{module}.images_of", lambda *_: pytest.fail("a data set was opened"))
-    monkeypatch.setattr(
-        "fedsim.clients.shards.load_images", lambda *_: pytest.fail("it was loaded")
-    )
+        monkeypatch.setattr(f"{module}.images_of", opened)
+    monkeypatch.setattr("fedsim.clients.shards.load_images", opened)

@@ -102,7 +102,7 @@ def test_pictures_with_more_than_8_bits_lose_nothing(
     assert packed(Fine().image(0)).dtype == torch.uint8
     assert packed(Fine().image(1)).dtype == torch.float32
     spec = small_spec("data.clients=2", "seed=77")
-    monkeypatch.setattr("fedsim.clients.shards.load_images", lambda *_: Fine())
+    monkeypatch.setattr("fedsim.clients.shards.load_images", lambda data, split: Fine())
     images_of.cache_clear()
     shards_of.cache_clear()
     try:
@@ -197,8 +197,10 @@ def test_another_clients_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_settings_of_a_client_do_not_matter(tmp_path: Path) -> None:
-    folders = dealt(small_spec("data.clients=2"), tmp_path)
-    open_holding(folders[1], small_spec("data.clients=2", "defenses=[{name: sign}]"), 1)
+    spec = small_spec("data.clients=2")
+    folders = dealt(spec, tmp_path)
+    held = open_holding(folders[1], small_spec("data.clients=2", "defenses=[{name: sign}]"), 1)
+    assert np.array_equal(held.indices, shards_of(spec.data, spec.seed)[1])
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "rubbish", "another's"])

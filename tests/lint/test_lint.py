@@ -12,6 +12,7 @@ from fedsim.lint import lint
 from fedsim.lint.rehearsal import EXACT_DB
 from tests.conftest import small_spec
 from tests.lint.conftest import defended, predicts_exact, vit
+from tests.staging import short_report
 
 FAST = {
     "as it is": (True, []),
@@ -109,7 +110,7 @@ CASES = [pytest.param(*case, id=name) for name, case in FAST.items()] + [
 def test_what_is_called_exact_is_what_an_audit_recovers(
     exact: bool, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.report.write_report", lambda run, jobs, redacted: None)
+    monkeypatch.setattr("fedsim.report.write_report", short_report)
     spec = small_spec("attacks=[{name: patch_solve}, {name: row_space}]", *overrides)
     began = time.process_time()  # others may use this machine as well
     predicted = predicts_exact(lint(spec))

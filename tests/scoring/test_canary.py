@@ -60,8 +60,8 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ..
 def clients_of(*differences: str) -> Iterator[None]:
     """Clients that follow another spec than the server's."""
 
-    def side(spec: Spec, vault: Path) -> ClientSide:
-        return ClientSide(small_spec(WEAK, *differences), vault)
+    def side(spec: Spec, vault: Path, data: Path | None = None) -> ClientSide:
+        return ClientSide(small_spec(WEAK, *differences), vault, data)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedsim.federation.engines.ClientSide", side)

@@ -139,7 +139,9 @@ def test_a_search_goes_on_from_its_notebook_with_the_same_numbers(
     assert not notebook.path.exists()
 
 
-def resumed(tmp_path: Path, run: Callable[..., torch.Tensor], stop_at: int) -> None:
+def assert_alike_when_resumed(
+    tmp_path: Path, run: Callable[..., torch.Tensor], stop_at: int
+) -> None:
     """A run that is cut at a step and gone on with ends where a whole one does."""
 
     def stops(done: int, total: int, loss: float | None = None) -> None:
@@ -172,7 +174,7 @@ def test_phases_and_the_consensus_of_seeds_survive_a_resume(tmp_path: Path, stop
             notebook=page,
         ).images
 
-    resumed(tmp_path, run, stop_at)
+    assert_alike_when_resumed(tmp_path, run, stop_at)
 
 
 def test_the_surrogate_point_survives_a_resume(tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_the_surrogate_point_survives_a_resume(tmp_path: Path) -> None:
         budget = Budget(40, save_seconds=0.0)
         return search(matcher, space, labels[None], budget, progress=progress, notebook=page).images
 
-    resumed(tmp_path, run, 23)
+    assert_alike_when_resumed(tmp_path, run, 23)
 
 
 def test_a_page_of_another_search_is_not_gone_on_with(tmp_path: Path) -> None:

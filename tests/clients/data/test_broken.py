@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fedsim.clients.data import broken
 from fedsim.core.errors import DataError
@@ -33,10 +34,10 @@ def test_the_damage_is_looked_for_once(
     first = {*load("imagefolder", tree).skipped, *load("imagefolder", tree, "test").skipped}
     assert len(list(cache.iterdir())) == 1
 
-    def fail(*_: object) -> bool:
+    def fail(content: bytes) -> Image.Image:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(broken, "_is_whole", fail)
+    monkeypatch.setattr(broken, "decode", fail)
     again = {*load("imagefolder", tree).skipped, *load("imagefolder", tree, "test").skipped}
     assert again == first == {"cat/0003.jpg"}
 
