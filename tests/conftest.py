@@ -23,8 +23,6 @@ SMALL = [
     "attacks=[{name: patch_solve}]",
     "engine={kind: inline, device: cpu}",
 ]
-
-
 REAL_WEIGHTS = weights_folder()  # before the tests look elsewhere
 
 

@@ -15,7 +15,7 @@ from fedsim.core.spec import DataSpec
 ATTRIBUTES = ("Bald", "Smiling", "Young")
 
 
-def load(name: str, path: Path | None, split: Any = "train", **more: Any) -> ImageSet:
+def load(name: str, path: Path | None = None, split: Any = "train", **more: Any) -> ImageSet:
     where = str(path) if path else None
     return load_images(DataSpec(name=name, path=where, **{"image_size": 16, **more}), split)
 

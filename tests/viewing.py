@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from starlette.types import ASGIApp
 
-from fedsim.core.run import Run
 from fedsim.viewer.access import Guard
 from fedsim.viewer.files import Files
 from fedsim.viewer.run_index import Shelf
@@ -45,13 +43,6 @@ def look(app: Guard, path: str) -> httpx.Response:
 def text(answer: httpx.Response) -> str:
     """What a reader sees of a page."""
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", answer.text)))
-
-
-@pytest.fixture
-def shelf(small_run: Run, tmp_path: Path) -> Path:
-    """A folder with a copy of the finished run in it."""
-    shutil.copytree(small_run.root, tmp_path / "runs" / "done")
-    return tmp_path / "runs"
 
 
 def unfinished(shelf: Path, name: str = "half") -> Path:

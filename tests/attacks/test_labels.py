@@ -118,6 +118,13 @@ def test_labels_behind_several_local_steps(options: dict) -> None:
     assert right(found, labels) >= 7 / 8
 
 
+def test_labels_of_a_clipped_batch_are_counted_without_its_scale() -> None:
+    model, labels = vit(), torch.tensor([1, 1, 5, 5])
+    protocol = Protocol(clip=0.01)
+    update = local_update(model, [(photos(4), labels)], protocol)
+    assert recover_labels(update, model, 4, protocol=protocol).tolist() == [1, 1, 5, 5]
+
+
 def test_labels_are_also_read_from_a_weight_delta_of_unknown_scale() -> None:
     model = vit()
     update = local_update(model, [(photos(1), torch.tensor([3]))], Protocol(upload="delta"))

@@ -1,29 +1,15 @@
-"""Closed forms, on real photos and small models: what they recover, and what they say when not."""
+"""The closed form on position embeddings: what it recovers, and what it says when not."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fedsim.attacks.closed.frame import fold_patches
-from fedsim.attacks.closed.solvers import ridge_solve
 from fedsim.attacks.patch_solve import distance_to_8_bit
 from fedsim.core.errors import AttackError
 from fedsim.core.metrics import psnr
-from fedsim.core.models import build_model, vit_parts
 from fedsim.core.spec import ModelSpec, TrainSpec
-from fedsim.defenses.frozen_pe import FrozenPE
-from fedsim.defenses.sinusoidal_pe import SinusoidalPE
-from tests.staging import (
-    TINY,
-    attack,
-    observe,
-    observe_net,
-    photos,
-    prepared,
-)
-
-WIDE = ModelSpec(options={"patch_size": 8, "depth": 2})
+from tests.staging import TINY, attack, observe, photos
 
 
 @pytest.mark.parametrize(
@@ -127,112 +113,3 @@ def test_patch_solve_says_that_adamw_bends_its_system() -> None:
     train = TrainSpec(upload="delta", local_steps=2, lr=0.001, optimizer="adamw")
     result = attack(observe(TINY, images, labels, train), "patch_solve", threat="C")
     assert any("adamw" in note for note in result.notes)
-
-
-# -- closed forms ---------------------------------------------------------------------------
-
-
-def test_row_space_breaks_a_frozen_random_position_embedding() -> None:
-    images, labels = photos(32, [70])
-    net = prepared(WIDE, 32, FrozenPE().prepare_model)
-    observation = observe_net(net, WIDE, images, labels)
-    assert "pos_embed" not in observation.update.tensors
-    result = attack(observation, "row_space", lambda: prepared(WIDE, 32, FrozenPE().prepare_model))
-    assert float(psnr(images, result.images)) > 35
-    assert result.notes == []
-
-
-def test_row_space_is_stopped_by_positions_of_low_rank_and_says_so() -> None:
-    images, labels = photos(64, [70])
-    net = prepared(WIDE, 64, SinusoidalPE().prepare_model)
-    observation = observe_net(net, WIDE, images, labels)
-    result = attack(
-        observation, "row_space", lambda: prepared(WIDE, 64, SinusoidalPE().prepare_model)
-    )
-    assert float(psnr(images, result.images)) < 20
-    assert any("underdetermined" in note and "rank" in note for note in result.notes)
-
-
-def test_row_space_says_when_it_has_too_few_equations() -> None:
-    narrow = ModelSpec(options={"patch_size": 4, "depth": 2, "embed_dim": 96})
-    images, labels = photos(32, [70])
-    result = attack(observe(narrow, images, labels), "row_space")
-    assert any("underdetermined" in note and "unknowns" in note for note in result.notes)
-
-
-PLAIN = ModelSpec(options={"patch_size": 4, "depth": 2, "plain_first_block": True})
-
-
-def test_april_closed_is_exact_on_architecture_a_in_float64() -> None:
-    images, labels = photos(32, [70])
-    net = build_model(PLAIN, image_size=32, num_classes=8, seed=0).double()
-    result = attack(observe_net(net, PLAIN, images.double(), labels), "april_closed")
-    assert float(psnr(images, result.images)) > 80
-
-
-def test_april_closed_declines_any_other_first_block() -> None:
-    images, labels = photos(32, [70])
-    with pytest.raises(AttackError, match="plain_first_block"):
-        attack(observe(TINY, images, labels), "april_closed")
-
-
-def test_april_closed_says_what_the_pseudo_inverse_loses() -> None:
-    spec = ModelSpec(
-        options={"patch_size": 16, "depth": 2, "embed_dim": 96, "plain_first_block": True}
-    )
-    images, labels = photos(64, [70])
-    result = attack(observe(spec, images, labels), "april_closed")
-    assert any("96 channels for 768 pixels" in note for note in result.notes)
-
-
-@pytest.mark.parametrize("activation", ["leaky_relu", "tanh"])
-def test_rgap_inverts_a_convolutional_network_layer_by_layer(activation: str) -> None:
-    options = {"channels": [12, 16], "strides": [1, 2], "activation": activation}
-    spec = ModelSpec(name="convnet", options=options)
-    images, labels = photos(8, [70])
-    result = attack(observe(spec, images, labels), "rgap")
-    assert float(psnr(images, result.images)) > 40
-
-
-def test_rgap_finds_the_features_without_a_head_bias() -> None:
-    options = {"channels": [12], "strides": [1], "activation": "leaky_relu", "head_bias": False}
-    spec = ModelSpec(name="convnet", options=options)
-    images, labels = photos(8, [70])
-    result = attack(observe(spec, images, labels), "rgap")
-    assert float(psnr(images, result.images)) > 40
-
-
-def test_rgap_says_when_a_layer_loses_information() -> None:
-    spec = ModelSpec(name="convnet", options={"channels": [2], "strides": [4]})
-    images, labels = photos(16, [70])
-    result = attack(observe(spec, images, labels), "rgap")
-    assert any("underdetermined: rank" in note for note in result.notes)
-
-
-def test_rgap_declines_what_is_no_plain_chain() -> None:
-    images, labels = photos(32, [70])
-    with pytest.raises(AttackError, match="plain chains"):
-        attack(observe(TINY, images, labels), "rgap")
-
-
-def test_the_ridge_is_small_for_clean_and_large_for_noisy_equations() -> None:
-    coin = torch.Generator().manual_seed(0)
-    a = (
-        torch.randn(60, 30, generator=coin).double()
-        @ torch.diag(torch.logspace(0, -5, 30)).double()
-    )
-    x = torch.randn(30, 8, generator=coin).double()
-    noise = torch.randn(60, 8, generator=coin).double()
-    clean, noisy = ridge_solve(a, a @ x), ridge_solve(a, a @ x + 1e-2 * noise)
-    assert clean.ridge < 1e-12 < noisy.ridge
-    assert torch.linalg.norm(clean.x - x) < 1e-6 * torch.linalg.norm(x)
-    plain = ridge_solve(a, a @ x + 1e-2 * noise, ridge=0.0)
-    assert torch.linalg.norm(noisy.x - x) < 0.1 * torch.linalg.norm(plain.x - x)
-
-
-def test_folding_patches_undoes_what_the_convolution_sees() -> None:
-    model = build_model(TINY, image_size=32, num_classes=8, seed=0)
-    parts = vit_parts(model)
-    images, _ = photos(32, [9])
-    patches = torch.nn.functional.unfold(images, 8, stride=8)[0].T
-    assert torch.equal(fold_patches(patches, parts), images[0])

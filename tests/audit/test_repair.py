@@ -31,6 +31,7 @@ from fedsim.core.spec import Spec
 from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.scoring.scores import columns
 from tests.conftest import SMALL, small_spec
+from tests.staging import short_report
 
 VIT = "model.options={patch_size: 8, depth: 1, embed_dim: 48, num_heads: 2}"
 TRAIN = "{rounds: %d, clients_per_round: 2, lr: 0.05, evaluate: false}"
@@ -66,12 +67,8 @@ def assert_same(run: Run, control: Run) -> None:
 @pytest.fixture(autouse=True)
 def _quick_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page is one more file, and most of the time; its own tests read it."""
-
-    def write(run: Run, jobs: list, *, redacted: bool = False) -> None:
-        files.write_atomically(run.report, b"a report")
-
     if "whole_report" not in request.fixturenames:
-        monkeypatch.setattr("fedsim.report.write_report", write)
+        monkeypatch.setattr("fedsim.report.write_report", short_report)
 
 
 @pytest.fixture
@@ -168,7 +165,10 @@ def test_a_disk_full_at_any_write_loses_nothing_that_was_done(
 def test_a_full_vault_stops_the_run_and_fails_no_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.core.vault.save_tensors", lambda path, *_, **__: full(path))
+    def save(path: Path, tensors: object, metadata: object = None, mode: int = 0o644) -> None:
+        full(path)
+
+    monkeypatch.setattr("fedsim.core.vault.save_tensors", save)
     with pytest.raises(RunError, match=r"vault cannot be written: No space left on device\.$"):
         audit(tiny_spec(), tmp_path / "run")
     assert Run(tmp_path / "run").events() == []

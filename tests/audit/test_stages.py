@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
-import fedsim
 from fedsim.audit.stages import audit, federate
-from fedsim.campaign.plan import labelled_attacks, prepare, victims
+from fedsim.campaign.plan import prepare
 from fedsim.core.errors import DataError, ModelError, NotGranted, RunError, SpecError
 from fedsim.core.run import Run, list_observations
 from fedsim.core.vault import Vault
-from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.scoring.scores import columns
 from tests.conftest import small_spec
 
@@ -47,8 +44,9 @@ def test_the_photos_are_recovered_and_a_guess_recovers_nothing(small_run: Run) -
 
 
 def test_metrics_that_cannot_be_had_are_empty_with_a_reason(small_run: Run) -> None:
-    if small_run.summary["unavailable"]["lpips"]:
-        assert small_run.scores["lpips"].isna().all()
+    assert "fedsim weights fetch" in small_run.summary["unavailable"]["lpips"]
+    assert small_run.scores["lpips"].isna().all()
+    assert small_run.scores["psnr"].notna().all()
 
 
 def test_the_same_seed_gives_the_same_numbers(small_run: Run, tmp_path: Path) -> None:
@@ -105,20 +103,6 @@ def test_a_directory_of_another_spec_is_refused(small_run: Run, tmp_path: Path) 
         audit(small_spec(), tmp_path)
 
 
-def test_victims_are_chosen_before_any_result_and_spread_over_the_rounds() -> None:
-    spec = small_spec("train.rounds=3", "audit.victims=3")
-    chosen = victims(spec)
-    assert [round_ for round_, _ in chosen] == [1, 2, 3]
-    assert all(client in spec.cohort(round_) for round_, client in chosen)
-    assert len(victims(small_spec())) == 4
-
-
-def test_an_attack_listed_twice_gets_two_names() -> None:
-    spec = small_spec("attacks=[{name: patch_solve}, {name: patch_solve, ridge: 0.1}]")
-    labels = [label for label, _ in labelled_attacks(spec)]
-    assert labels == ["patch_solve", "patch_solve-2", "prior_only"]
-
-
 def test_trials_differ_by_the_attackers_coin_only(tmp_path: Path) -> None:
     attack = "attacks=[{name: inverting_gradients, steps: 2}]"
     spec = small_spec(attack, "audit.trials=2", "audit.victims=1")
@@ -126,16 +110,6 @@ def test_trials_differ_by_the_attackers_coin_only(tmp_path: Path) -> None:
     own = scores[scores["attack"] == "inverting_gradients"]
     assert sorted(own["trial"]) == [0, 1]
     assert own["psnr"].nunique() == 2
-
-
-def test_noise_that_is_declared_passes_the_canary_and_lowers_the_score(tmp_path: Path) -> None:
-    spec = small_spec("defenses=[{name: gaussian_noise, std: 0.1, relative: true}]")
-    run = audit(spec, tmp_path / "run")
-    verdict = run.summary["verdicts"][0]
-    assert verdict["canary"]["ok"]
-    assert verdict["metrics"]["psnr"]["worst_case"] < 25
-    truth = Vault(run.vault).read(1, spec.cohort(1)[0])
-    assert [entry["defense"] for entry in truth.trail] == ["GaussianNoise"]
 
 
 def test_a_frozen_position_embedding_makes_patch_solve_decline(tmp_path: Path) -> None:
@@ -146,46 +120,6 @@ def test_a_frozen_position_embedding_makes_patch_solve_decline(tmp_path: Path) -
     assert {job["kind"] for job in run.summary["failed_jobs"]} == {"declined"}
     truth = Vault(run.vault).read(1, run.spec.cohort(1)[0])
     assert [(e["defense"], e["stage"]) for e in truth.trail] == [("FrozenPE", "model")]
-
-
-def test_several_local_steps_replay_through_the_canary(tmp_path: Path) -> None:
-    spec = small_spec(
-        "train={rounds: 1, upload: delta, local_steps: 3, momentum: 0.9, clip: 1.0, "
-        "weight_decay: 0.01, evaluate: false, lr: 0.01}"
-    )
-    run = audit(spec, tmp_path / "run")
-    assert run.summary["verdicts"][0]["canary"]["ok"]
-    assert len(run.scores[run.scores["attack"] == "prior_only"]) == 4 * 3
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        {"protocol": {"lr": 0.1}},
-        {"protocol": {"mean": [0.4, 0.5, 0.6]}},
-        {"defenses": [{"name": "gaussian_noise", "std": 0.01}]},
-    ],
-)
-def test_the_canary_calls_a_misdeclared_protocol_misspecified(tmp_path: Path, lie: dict) -> None:
-    spec = small_spec(
-        "train={rounds: 1, upload: delta, clients_per_round: 2, evaluate: false}",
-        "attacks=[{name: inverting_gradients, steps: 2}]",
-    )
-    run = federate(spec, tmp_path / "run")
-    for path in list_observations(run.observations):
-        about = json.loads(path.read_text())
-        for key, value in lie.items():
-            about[key] = {**about[key], **value} if isinstance(value, dict) else value
-        path.write_text(json.dumps(about))
-    audit(spec, run.root)
-    assert run.summary["verdicts"][0]["verdict"] == "MIS-SPECIFIED"
-    assert not run.summary["verdicts"][0]["canary"]["ok"]
-
-
-def test_dropout_that_the_attacker_cannot_replay_is_misspecified(tmp_path: Path) -> None:
-    blind = "attacks=[{name: inverting_gradients, steps: 2}]"
-    run = audit(small_spec("model.options.proj_drop_rate=0.5", blind), tmp_path / "run")
-    assert run.summary["verdicts"][0]["verdict"] == "MIS-SPECIFIED"
 
 
 def test_oracle_labels_are_knowledge_that_the_summary_declares(tmp_path: Path) -> None:
@@ -273,29 +207,3 @@ def test_bad_input_is_one_sentence_before_any_round_runs(
         audit(small_spec(*overrides), tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_the_python_api_is_the_command_line_without_a_shell(tmp_path: Path) -> None:
-    spec = small_spec("audit.victims=1")
-    run = fedsim.audit(spec, "seed=3", output=tmp_path / "run", threat="B")
-    assert run.spec.seed == 3
-    assert set(run.scores["threat"]) == {"B"}
-    assert torch.is_tensor(Vault(run.vault).read(*victims(run.spec)[0]).images)
-
-
-def test_secure_aggregation_trains_the_same_model_and_hides_every_update(tmp_path: Path) -> None:
-    plain = audit(small_spec(), tmp_path / "plain")
-    secret = audit(small_spec("defenses=[{name: secure_aggregation}]"), tmp_path / "secret")
-    one, two = (read_checkpoint(run)[1] for run in (plain, secret))
-    for name in one:
-        assert torch.allclose(one[name].float(), two[name].float(), atol=1e-6)
-    exact = plain.scores[plain.scores.attack == "patch_solve"]
-    assert (exact.psnr == 160).all()
-    hidden = secret.scores[secret.scores.attack == "patch_solve"]
-    assert (hidden.psnr < 20).all()
-    assert (secret.scores.canary < 1e-6).all()
-    with pytest.raises(SpecError, match="list it as the last"):
-        audit(
-            small_spec("defenses=[{name: secure_aggregation}, {name: gaussian_noise}]"),
-            tmp_path / "wrong",
-        )

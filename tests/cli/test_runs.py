@@ -1,4 +1,4 @@
-"""The command line: what a user types, what comes back, and the exit code."""
+"""The commands that make a run: what comes back, and the exit code."""
 
 from __future__ import annotations
 
@@ -11,23 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.cli import main
 from fedsim.core.run import Run, list_observations
 from tests.conftest import SMALL
-
-
-def fedsim(*words: str | Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> tuple:
-    """Exit code, standard output and standard error of one command."""
-    monkeypatch.setattr(sys, "argv", ["fedsim", *map(str, words)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    captured = capsys.readouterr()
-    return stop.value.code, captured.out, " ".join(captured.err.split())
-
-
-@pytest.fixture
-def run_cli(capsys, monkeypatch):
-    return lambda *words: fedsim(*words, capsys=capsys, monkeypatch=monkeypatch)
 
 
 def test_an_audit_ends_with_the_path_of_its_report(run_cli, tmp_path: Path) -> None:
@@ -55,32 +40,6 @@ def test_resume_takes_the_spec_from_the_directory(run_cli, tmp_path: Path) -> No
     assert "--resume takes the directory alone" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        (["audit", "absent.yaml"], 2, "no spec file"),
-        (["audit", "train.round=3"], 2, "did you mean 'rounds'"),
-        (["audit", "train.rounds=x"], 2, "train.rounds"),
-        (["audit", "attacks=[{name: patch_slove}]"], 2, "did you mean 'patch_solve'"),
-        (["audit", "data.name=imagefolder", "data.path=nowhere"], 1, "nowhere"),
-        (["audit", "--resume", "nowhere"], 1, "holds no run"),
-        (["attack", "nowhere", "--attack", "patch_solve"], 1, "no observation"),
-        (["attack", "nowhere"], 2, "--attack NAME"),
-        (["report", "nowhere"], 1, "holds no run"),
-        (["list", "atacks"], 2, "no list of"),
-        (["frobnicate"], 2, "frobnicate"),
-    ],
-)
-def test_a_users_mistake_is_one_sentence_and_a_code(
-    run_cli, tmp_path: Path, monkeypatch, words: list[str], code: int, expected: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    got, _, err = run_cli(*words)
-    assert got == code
-    assert expected in err
-    assert "Traceback" not in err
-
-
 def test_an_attack_is_replayed_offline(run_cli, small_run: Run, tmp_path: Path) -> None:
     path = list_observations(small_run.observations)[0]
     words = ("attack", path, "--attack", "patch_solve", "-o", tmp_path, "--json")
@@ -89,19 +48,6 @@ def test_an_attack_is_replayed_offline(run_cli, small_run: Run, tmp_path: Path) 
     (row,) = json.loads(out)
     assert 80 < row["psnr"][0] < 160
     assert Path(row["picture"]).is_file()
-
-
-def test_an_offline_attack_without_a_vault_is_not_scored(
-    run_cli, small_run: Run, tmp_path: Path
-) -> None:
-    import shutil
-
-    shutil.copytree(small_run.observations, tmp_path / "found" / "observations")
-    code, out, _ = run_cli(
-        "attack", tmp_path / "found" / "observations", "--attack", "patch_solve", "--json"
-    )
-    assert code == 0
-    assert [row["psnr"] for row in json.loads(out)] == [None] * 4
 
 
 def test_a_damaged_observation_offline_is_an_error(run_cli, small_run: Run, tmp_path: Path) -> None:
@@ -128,16 +74,6 @@ def test_crashed_jobs_show_in_the_exit_code(run_cli, tmp_path: Path) -> None:
     assert code == 3
     assert "LEAKS" in out
     assert "ZeroDivisionError" in err
-
-
-def test_list_and_doctor_answer(run_cli) -> None:
-    code, out, _ = run_cli("list", "--json")
-    assert code == 0
-    assert {"patch_solve", "inverting_gradients", "prior_only"} <= json.loads(out)["attacks"].keys()
-    code, out, _ = run_cli("doctor", "--json")
-    assert code == 0
-    assert {"torch", "device", "ray", "LPIPS", "data"} <= json.loads(out).keys()
-    assert run_cli("list")[0] == run_cli("doctor")[0] == 0
 
 
 def test_a_truncated_jpeg_is_skipped_counted_and_told(run_cli, tmp_path: Path) -> None:

@@ -8,41 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from fedsim.campaign.plan import prepare
-from fedsim.cli import app
 from fedsim.clients import dealing
-from fedsim.clients.app import ClientSide, evaluate_client, train_client
-from fedsim.clients.data.pictures import ImageSet, packed, unpacked
-from fedsim.clients.dealing import HOLDING, PUBLIC, deal, open_holding, read_public, write_public
+from fedsim.clients.data.pictures import ImageSet, packed
+from fedsim.clients.dealing import HOLDING, PUBLIC, open_holding, read_public, write_public
 from fedsim.clients.shards import draw_batches, images_of, shards_of
 from fedsim.core.errors import DataError
 from fedsim.core.spec import Spec
-from fedsim.core.vault import Vault
+from tests.clients.conftest import dealt, without_data
 from tests.conftest import small_spec
 from tests.layouts import make_tree
-
-
-def dealt(spec: Spec, root: Path) -> list[Path]:
-    folders = [root / str(client) for client in range(spec.data.clients)]
-    deal(spec, folders)
-    return folders
-
-
-def without_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on, whoever opens a data set fails."""
-    for module in (
-        "fedsim.clients.shards",
-        "fedsim.clients.dealing",
-        "fedsim.campaign.plan",
-        "fedsim.audit.stages",
-    ):
-        monkeypatch.setattr(f"{module}.images_of", lambda *_: pytest.fail("a data set was opened"))
-    monkeypatch.setattr(
-        "fedsim.clients.shards.load_images", lambda *_: pytest.fail("it was loaded")
-    )
-
 
 # -- what a client draws --------------------------------------------------------------------
 
@@ -74,23 +49,6 @@ def test_a_client_draws_from_its_folder_what_it_draws_in_a_simulation(
         for (_, (pictures, labels)), (_, (true, targets)) in zip(found, expected, strict=True):
             assert torch.equal(pictures, true)
             assert torch.equal(labels, targets)
-
-
-def test_a_client_trains_and_evaluates_without_the_data_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = small_spec("train.evaluate=true", "defenses=[{name: gaussian_noise, std: 0.001}]")
-    weights = prepare(spec).initial
-    whole = ClientSide(spec, tmp_path / "whole")
-    update = train_client(whole, 1, 2, weights)
-    tested = evaluate_client(whole, 1, 2, weights, part=1, parts=3)
-    folder = dealt(spec, tmp_path / "dealt")[2]
-    without_data(monkeypatch)
-    own = ClientSide(spec, tmp_path / "own", folder)
-    again = train_client(own, 1, 2, weights)
-    assert all(torch.equal(again.tensors[name], update.tensors[name]) for name in update.tensors)
-    assert dict(evaluate_client(own, 1, 2, weights, part=1, parts=3)) == dict(tested)
-    assert torch.equal(Vault(own.vault).read(1, 2).images, Vault(whole.vault).read(1, 2).images)
 
 
 # -- what is written ------------------------------------------------------------------------
@@ -144,7 +102,7 @@ def test_pictures_with_more_than_8_bits_lose_nothing(
     assert packed(Fine().image(0)).dtype == torch.uint8
     assert packed(Fine().image(1)).dtype == torch.float32
     spec = small_spec("data.clients=2", "seed=77")
-    monkeypatch.setattr("fedsim.clients.shards.load_images", lambda *_: Fine())
+    monkeypatch.setattr("fedsim.clients.shards.load_images", lambda data, split: Fine())
     images_of.cache_clear()
     shards_of.cache_clear()
     try:
@@ -155,11 +113,6 @@ def test_pictures_with_more_than_8_bits_lose_nothing(
     rows = [(h, row, int(index)) for h in held for row, index in enumerate(h.indices)]
     assert len(rows) == 20
     assert all(torch.equal(h.own.image(row), Fine().image(index)) for h, row, index in rows)
-
-
-def test_packing_a_picture_gives_it_back() -> None:
-    grid = torch.arange(256).float().repeat(12).view(3, 32, 32) / 255.0
-    assert torch.equal(unpacked(packed(grid)), grid)
 
 
 def test_what_fits_is_kept_and_what_does_not_is_dealt_again(tmp_path: Path) -> None:
@@ -244,8 +197,10 @@ def test_another_clients_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_settings_of_a_client_do_not_matter(tmp_path: Path) -> None:
-    folders = dealt(small_spec("data.clients=2"), tmp_path)
-    open_holding(folders[1], small_spec("data.clients=2", "defenses=[{name: sign}]"), 1)
+    spec = small_spec("data.clients=2")
+    folders = dealt(spec, tmp_path)
+    held = open_holding(folders[1], small_spec("data.clients=2", "defenses=[{name: sign}]"), 1)
+    assert np.array_equal(held.indices, shards_of(spec.data, spec.seed)[1])
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "rubbish", "another's"])
@@ -280,21 +235,6 @@ def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         open_holding(tmp_path / "nowhere", small_spec(), 0)
 
 
-# -- the server's part ----------------------------------------------------------------------
-
-
-def test_a_server_plans_without_the_data_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = small_spec()
-    plan = prepare(spec)
-    write_public(tmp_path / PUBLIC, spec)
-    without_data(monkeypatch)
-    blind = prepare(spec, read_public(tmp_path / PUBLIC, spec))
-    assert blind.public == plan.public
-    assert all(torch.equal(blind.initial[name], plan.initial[name]) for name in plan.initial)
-
-
 def test_a_missing_or_damaged_public_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no"):
         read_public(tmp_path / "public.json", small_spec())
@@ -302,18 +242,3 @@ def test_a_missing_or_damaged_public_file_is_one_sentence(tmp_path: Path) -> Non
         (tmp_path / "public.json").write_text(content)
         with pytest.raises(DataError, match="is damaged"):
             read_public(tmp_path / "public.json", small_spec())
-
-
-def test_deal_writes_a_folder_for_every_client(tmp_path: Path) -> None:
-    spec = small_spec("data.image_size=16")
-    (tmp_path / "spec.yaml").write_text(spec.to_yaml())
-    words = ["deal", str(tmp_path / "spec.yaml"), "-o", str(tmp_path / "dealt"), "data.clients=3"]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
-    changed = small_spec("data.image_size=16", "data.clients=3")
-    indices = [
-        open_holding(tmp_path / "dealt" / str(client), changed, client).indices
-        for client in range(3)
-    ]
-    assert sorted(np.concatenate(indices)) == list(range(512))
-    assert read_public(tmp_path / "dealt" / PUBLIC, changed) == 8

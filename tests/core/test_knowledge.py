@@ -1,18 +1,14 @@
-"""Knowledge: what is not granted cannot be read, what is read is on record, the vault is shut."""
+"""Knowledge: what is not granted cannot be read, what is read is on record."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import stat
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from fedsim.core.errors import NotGranted, ObservationError, SpecError
+from fedsim.core.errors import NotGranted, SpecError
 from fedsim.core.knowledge import (
     FIELDS,
     READERS,
@@ -25,12 +21,10 @@ from fedsim.core.knowledge import (
     View,
     granted_by,
     refuse_unplayed,
-    sealed,
 )
 from fedsim.core.observation import read_observation
-from fedsim.core.run import Run, address_of, list_observations
+from fedsim.core.run import Run, list_observations
 from fedsim.core.spec import ThreatSpec
-from fedsim.core.vault import Vault
 
 
 def view(run: Run, threat: str, granted: frozenset[str] | None = None, **more) -> View:
@@ -81,65 +75,6 @@ def test_the_attackers_coin_is_its_own(small_run: Run) -> None:
     assert torch.equal(
         torch.rand(3, generator=first.coin()), torch.rand(3, generator=second.coin())
     )
-
-
-def test_the_vault_is_for_its_owner_only(small_run: Run) -> None:
-    assert stat.S_IMODE(small_run.vault.stat().st_mode) == 0o700
-    for file in small_run.vault.rglob("*.safetensors"):
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-def test_the_vault_does_not_open_while_an_attack_runs(small_run: Run) -> None:
-    round_, client = address_of(list_observations(small_run.observations)[0])
-    assert Vault(small_run.vault).read(round_, client).images.shape == (1, 3, 32, 32)
-    with sealed(), pytest.raises(NotGranted, match="vault"):
-        Vault(small_run.vault).read(round_, client)
-
-
-def test_no_observation_file_holds_a_training_pixel_or_label(small_run: Run) -> None:
-    """Every number the server has kept is weights, update or protocol: none is the picture."""
-    for path in list_observations(small_run.observations):
-        truth = Vault(small_run.vault).read(*address_of(path))
-        pixels = truth.images.flatten()
-        normalised = (pixels - 0.5) / 0.5
-        for file in (path.with_suffix(".safetensors"), path.parent / "weights.safetensors"):
-            content = file.read_bytes()
-            for row in (pixels, normalised):
-                for at in range(0, len(row) - 8, 97):
-                    assert row[at : at + 8].numpy().tobytes() not in content
-                assert row.to(torch.uint8).numpy().tobytes() not in content
-            for tensor in load_file(file).values():
-                assert tensor.dtype != torch.int64, "labels would be whole numbers"
-        about = json.loads(path.read_text())
-        assert set(about) == {
-            *("format", "round", "client", "kind", "num_examples", "loss", "finite"),
-            *("architecture", "num_classes", "image_size", "batch_size", "local_steps"),
-            *("local_epochs", "protocol", "defenses", "checksum"),
-        }
-
-
-@pytest.mark.parametrize("damage", ["truncate", "flip", "json", "missing", "weights"])
-def test_a_damaged_observation_is_an_error_not_a_wrong_number(
-    small_run: Run, tmp_path: Path, damage: str
-) -> None:
-    import shutil
-
-    shutil.copytree(small_run.observations, tmp_path / "o")
-    path = list_observations(tmp_path / "o")[0]
-    tensors = path.with_suffix(".safetensors")
-    content = tensors.read_bytes()
-    if damage == "truncate":
-        tensors.write_bytes(content[: len(content) // 2])
-    elif damage == "flip":
-        tensors.write_bytes(content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
-    elif damage == "json":
-        path.write_text("{")
-    elif damage == "missing":
-        tensors.unlink()
-    else:
-        (path.parent / "weights.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ObservationError):
-        read_observation(path)
 
 
 @pytest.mark.parametrize("field", READERS)

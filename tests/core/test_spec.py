@@ -8,6 +8,7 @@ import pytest
 
 from fedsim.core.errors import SpecError
 from fedsim.core.spec import Spec, load_spec
+from tests.conftest import small_spec
 
 
 def test_the_defaults_are_a_valid_spec() -> None:
@@ -84,3 +85,9 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
         assert expected in str(caught.value)
     with pytest.raises(SpecError, match="no spec file"):
         load_spec(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize("wrong", ["-1", "1.5", ".inf"])
+def test_shares_of_a_gpu_that_ray_cannot_give_are_refused(wrong: str) -> None:
+    with pytest.raises(SpecError, match="gpus_per_worker"):
+        small_spec(f"engine={{kind: ray, gpus_per_worker: {wrong}}}")

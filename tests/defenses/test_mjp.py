@@ -1,4 +1,4 @@
-"""The masked jigsaw puzzle: what is shuffled, what is hidden, what it costs the closed form."""
+"""The masked jigsaw puzzle: what is hidden, what is learned, what it costs the closed form."""
 
 from __future__ import annotations
 
@@ -18,54 +18,16 @@ from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import DataSpec, ModelSpec, Spec
 from fedsim.defenses import create_defense
 from fedsim.defenses.applied import announced, countered
-from fedsim.defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
+from fedsim.defenses.jigsaw import block_mask, rearrange, shuffled_order
 from fedsim.defenses.mjp import Mjp, coordinates, puzzle_of
+from tests.defenses.conftest import secret
 from tests.staging import CPU, photos
 
 VIT = ModelSpec(options={"patch_size": 4, "depth": 2, "embed_dim": 96})
 
 
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def model(spec: ModelSpec = VIT):
     return build_model(spec, image_size=32, num_classes=8, seed=0)
-
-
-@pytest.mark.parametrize("grid", [(1, 1), (2, 2), (4, 4), (8, 8), (14, 14), (3, 7)])
-@pytest.mark.parametrize("ratio", [0.01, 0.1, 0.5, 0.9, 1.0])
-def test_a_mask_has_the_size_that_was_asked_for(grid: tuple[int, int], ratio: float) -> None:
-    patches = grid[0] * grid[1]
-    for seed in range(20):
-        assert int(block_mask(grid, ratio, rng(seed)).sum()) == max(1, int(patches * ratio))
-
-
-def test_only_the_patches_of_the_mask_change_places() -> None:
-    mask = block_mask((8, 8), 0.4, rng(1))
-    order = shuffled_order(mask, rng(2))
-    assert sorted(order.tolist()) == list(range(64))
-    assert torch.equal(order[~mask], torch.arange(64)[~mask])
-    assert not torch.equal(order[mask], torch.arange(64)[mask])
-
-
-def test_patches_come_where_the_order_says() -> None:
-    images = torch.arange(16.0).view(1, 1, 4, 4)
-    moved = rearrange(images, (2, 2), torch.tensor([3, 1, 2, 0]))
-    assert moved[0, 0, :2, :2].tolist() == [[10, 11], [14, 15]]
-    assert moved[0, 0, 2:, 2:].tolist() == [[0, 1], [4, 5]]
-    assert torch.equal(moved[0, 0, :2, 2:], images[0, 0, :2, 2:])
-    assert torch.equal(rearrange(moved, (2, 2), torch.tensor([3, 1, 2, 0])), images)
-
-
-def test_scrambled_pixels_stay_in_their_patch() -> None:
-    images = torch.rand(2, 3, 8, 8)
-    mask = torch.tensor([True, False, False, False])
-    moved = scramble_pixels(images, (2, 2), mask, rng())
-    assert torch.equal(moved[..., 4:], images[..., 4:])
-    corner = images[..., :4, :4].flatten(-2).sort(-1).values
-    assert torch.equal(moved[..., :4, :4].flatten(-2).sort(-1).values, corner)
-    assert not torch.equal(moved, images)
 
 
 def test_without_a_mask_the_model_is_the_one_it_was() -> None:
@@ -97,7 +59,7 @@ def test_positions_of_masked_places_have_no_gradient_and_the_unknown_one_has() -
     net = Mjp(dal="none", probability=1.0).prepare_model(model())
     images, labels = photos(32, [70])
     defense = Mjp(dal="none", probability=1.0)
-    update = local_update(net, [(images, labels)], Protocol(), defenses=[defense], rng=rng(3))
+    update = local_update(net, [(images, labels)], Protocol(), defenses=[defense], rng=secret(3))
     rows = update.tensors["pos_embed"][0, 1:].abs().sum(1)
     assert int((rows == 0).sum()) == 32
     assert float(update.tensors["unk_embed"].abs().sum()) > 0
@@ -123,7 +85,7 @@ def test_localisation_is_learned(dal: str) -> None:
     images, labels = photos(32, [70])
     before = float(defense.penalty(net))
     protocol = Protocol(upload="delta", lr=0.05)
-    learn(net, [(images, labels)] * 30, protocol, defenses=[defense], rng=rng())
+    learn(net, [(images, labels)] * 30, protocol, defenses=[defense], rng=secret())
     assert float(defense.penalty(net)) < 0.9 * before
 
 
@@ -140,7 +102,7 @@ def test_the_variants_of_the_paper() -> None:
         net = defense.prepare_model(model())
         trail = Trail()
         update = learn(
-            net, [(images, labels)], Protocol(), defenses=[defense], rng=rng(), trail=trail
+            net, [(images, labels)], Protocol(), defenses=[defense], rng=secret(), trail=trail
         )
         assert update.is_finite()
         assert any(entry["stage"] == "batch" for entry in trail.entries)
@@ -157,7 +119,7 @@ def test_before_its_warm_up_is_over_nothing_is_shuffled() -> None:
 def test_on_a_convolutional_network_only_the_picture_is_shuffled() -> None:
     net = Mjp().prepare_model(model(ModelSpec(name="resnet10t")))
     images, labels = photos(32, [70, 20])
-    moved, same = Mjp(probability=1.0).protect_batch(images, labels, net, rng())
+    moved, same = Mjp(probability=1.0).protect_batch(images, labels, net, secret())
     assert not torch.equal(moved, images)
     assert torch.equal(same, labels)
     assert Mjp().penalty(net) is None
@@ -180,7 +142,7 @@ def test_mjp_takes_the_closed_form_apart_where_it_shuffled() -> None:
         spec = Spec(data=DataSpec(image_size=32), model=VIT)
         public = Public.of(spec, num_classes=8)
         update = local_update(
-            net, [(images, labels)], public.protocol, defenses=defenses, rng=rng(3)
+            net, [(images, labels)], public.protocol, defenses=defenses, rng=secret(3)
         )
         observation = Observation(1, 0, net.state_dict(), update, public)
         view = View(
@@ -205,7 +167,9 @@ def observed(defense: Mjp, seed: int = 3):
     )
     public = Public.of(spec, num_classes=8)
     client = copy.deepcopy(net)
-    update = learn(client, [(images, labels)], public.protocol, defenses=[defense], rng=rng(seed))
+    update = learn(
+        client, [(images, labels)], public.protocol, defenses=[defense], rng=secret(seed)
+    )
     observation = Observation(1, 0, net.state_dict(), update, public)
     return observation, puzzle_of(client).mask, images
 
@@ -270,7 +234,7 @@ def test_matching_simulates_the_mask_it_read() -> None:
 
     defense = Mjp(probability=1.0, dal="mlp")
     observation, mask, images = observed(defense)
-    coin = rng(3)
+    coin = secret(3)
     coin_state = copy.deepcopy(coin)
     float(torch.rand((), generator=coin_state))
     assert torch.equal(block_mask((8, 8), defense.ratio, coin_state), mask)

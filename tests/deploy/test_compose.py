@@ -91,13 +91,14 @@ def test_an_attack_waits_for_a_node_that_offers_the_resource(name: str) -> None:
 
 
 def test_ray_asks_for_a_token_that_it_shares_with_nobody_else() -> None:
-    for name, service in SERVICES.items():
-        path = service.get("environment", {}).get("RAY_AUTH_TOKEN_PATH", "")
-        if "ray" in service.get("networks", []):
-            assert service["environment"]["RAY_AUTH_MODE"] == "token"
-            assert _mounts(name)[str(Path(path).parent)] == "keys-ray"
-        elif name != "keys":
-            assert "keys-ray" not in _mounts(name).values()
+    on_ray = {name for name in SERVICES if "ray" in SERVICES[name].get("networks", [])}
+    assert on_ray
+    for name in on_ray:
+        told = SERVICES[name]["environment"]
+        assert told["RAY_AUTH_MODE"] == "token"
+        assert _mounts(name)[str(Path(told["RAY_AUTH_TOKEN_PATH"]).parent)] == "keys-ray"
+    for name in SERVICES.keys() - on_ray - {"keys"}:
+        assert "keys-ray" not in _mounts(name).values()
 
 
 def volumes() -> set[str]:

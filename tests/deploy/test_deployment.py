@@ -1,8 +1,7 @@
-"""Real deployments: keys, command lines, bad input; and federations over TLS on loopback."""
+"""Real deployments: command lines, bad input, and federations over TLS on loopback."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from typer.testing import CliRunner
 from fedsim.audit.stages import attack_captured, audit, conclude
 from fedsim.cli import app
 from fedsim.clients.shards import images_of, shards_of
-from fedsim.cluster.processes import child_of, descendants
 from fedsim.core.errors import FedsimError, RunError, SpecError
 from fedsim.core.files import read_json, write_json
 from fedsim.core.run import Run
@@ -36,11 +34,12 @@ from fedsim.deploy.deployment import (
     superlink_command,
     supernode_command,
 )
-from fedsim.deploy.flower import Processes, call, end_recorded, found, register_command, run_command
+from fedsim.deploy.flower import Processes, call, found, register_command, run_command
 from fedsim.deploy.keys import Keys, make_keys
 from fedsim.federation.checkpoint import read_checkpoint
-from fedsim.federation.grids import InlineGrid, identify
+from fedsim.federation.grids import InlineGrid
 from tests.conftest import small_spec
+from tests.deploy.conftest import alive, assert_none_alive
 from tests.layouts import make_tree
 
 SCORES = ["round", "client", "attack", "image", "mse", "psnr", "ssim", "label_true", "canary"]
@@ -50,9 +49,6 @@ def noisy_spec(clients: int, *overrides: str) -> Spec:
     """Clients whose own noise decides the scores: equal ones mean the same client did it."""
     everyone = f"data.clients={clients}", f"train.clients_per_round={clients}"
     return small_spec(*everyone, "defenses=[{name: gaussian_noise, std: 0.001}]", *overrides)
-
-
-# -- command lines --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -194,35 +190,9 @@ def test_what_was_dealt_is_kept_when_the_deployment_goes_on(planned: Deployment)
     assert [file.stat().st_mtime_ns for file in files] == before
 
 
-# -- bad input ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("partitions", "expected"),
-    [
-        ([0, 7], "client 7, and there are clients 0 to 1 only"),
-        ([0, -1], "client -1, and there are"),
-        ([1, 1], "two nodes say they are client 1"),
-    ],
-)
-def test_a_wrong_partition_id_is_one_sentence(partitions: list[int], expected: str) -> None:
-    grid = InlineGrid(apps.client, 2)
-    for context, partition in zip(grid.contexts.values(), partitions, strict=True):
-        context.node_config["partition-id"] = partition
-    with pytest.raises(RunError, match=expected):
-        identify(grid, 2, 5.0)
-
-
 def test_a_threat_that_grants_the_truth_cannot_be_deployed() -> None:
     with pytest.raises(SpecError, match="oracle_labels"):
         check_deployable(small_spec("threat={model: C, oracle_labels: true}"))
-
-
-def test_keys_and_no_security_are_not_asked_for_at_once(tmp_path: Path) -> None:
-    words = ["deploy", "data.clients=2", "-o", str(tmp_path / "d"), "--insecure"]
-    result = CliRunner().invoke(app, [*words, "--keys", str(tmp_path)])
-    assert isinstance(result.exception, SpecError)
-    assert not (tmp_path / "d").exists()
 
 
 def test_a_deployment_with_the_wrong_certificate_starts_nothing(
@@ -230,7 +200,11 @@ def test_a_deployment_with_the_wrong_certificate_starts_nothing(
 ) -> None:
     keys, other = make_keys(tmp_path / "one", 2), make_keys(tmp_path / "other", 2)
     shutil.copy(other.authority, keys.authority)
-    monkeypatch.setattr(Processes, "start", lambda *_: pytest.fail("a process was started"))
+
+    def start(self: Processes, name: str, command: list[str], folder: Path) -> None:
+        pytest.fail(f"the {name} was started")
+
+    monkeypatch.setattr(Processes, "start", start)
     with pytest.raises(RunError, match="was not signed by") as caught:
         deploy(small_spec("data.clients=2"), tmp_path / "d", keys=keys.root)
     assert "\n" not in str(caught.value)
@@ -240,46 +214,6 @@ def test_a_deployment_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
     under_way = Run(tmp_path / "d")
     with under_way.locked(), pytest.raises(RunError, match="another process"):
         deploy(small_spec("data.clients=2"), under_way.root, insecure=True)
-
-
-def _sleeper(folder: Path) -> Processes:
-    processes = Processes(record=folder / "processes.json")
-    processes.start("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"], folder)
-    return processes
-
-
-def test_what_a_killed_deployment_left_is_ended(tmp_path: Path) -> None:
-    processes = _sleeper(tmp_path)
-    (process, _) = processes.running["sleeper"]
-    try:
-        assert process.poll() is None
-        end_recorded(tmp_path / "processes.json")
-        assert not child_of(process).lives
-        assert not (tmp_path / "processes.json").exists()
-        end_recorded(tmp_path / "processes.json")
-    finally:
-        processes.stop()
-
-
-def test_a_process_that_has_the_number_of_another_is_left_alone(tmp_path: Path) -> None:
-    processes = _sleeper(tmp_path)
-    (process, _) = processes.running["sleeper"]
-    try:
-        write_json(tmp_path / "processes.json", [{"pid": process.pid, "began": "1"}])
-        end_recorded(tmp_path / "processes.json")
-        assert process.poll() is None
-    finally:
-        processes.stop()
-
-
-def test_a_damaged_record_of_processes_is_one_sentence(tmp_path: Path) -> None:
-    for content in ("{", '[{"pid": "x"}]', "3"):
-        (tmp_path / "processes.json").write_text(content)
-        with pytest.raises(RunError, match="is damaged; look for"):
-            end_recorded(tmp_path / "processes.json")
-
-
-# -- scoring afterwards ---------------------------------------------------------------------
 
 
 def _deployed_copy(run: Run, root: Path) -> tuple[Run, list[Path]]:
@@ -333,54 +267,9 @@ def test_missing_rounds_of_clients_elsewhere_are_not_simulated(
     assert not run.vault.exists()
 
 
-def test_a_helper_that_left_its_group_is_ended_as_well(tmp_path: Path) -> None:
-    mark = f"helper of {tmp_path}"
-    helper = f"import time; time.sleep(600) # {mark}"
-    parent = (
-        "import subprocess, sys, time\n"
-        f"subprocess.Popen([sys.executable, '-c', {helper!r}], start_new_session=True)\n"
-        "time.sleep(600)"
-    )
-    processes = Processes()
-    try:
-        processes.start("parent", [sys.executable, "-c", parent], tmp_path)
-        pid = processes.running["parent"][0].pid
-        end = time.monotonic() + 30
-        while not descendants(pid) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert descendants(pid)
-    finally:
-        processes.stop()
-    _none_alive(mark)
-
-
-# -- real processes -------------------------------------------------------------------------
-
-
 def _traced(command: list[str], log: Path) -> list[str]:
     flower = found(command)
     return ["strace", "-f", "-qq", "-e", "trace=openat,open,rename,link", "-o", str(log), *flower]
-
-
-def _none_alive(mark: str) -> None:
-    """The system takes a moment to clear away what was killed."""
-    end = time.monotonic() + 3
-    while (left := _alive(mark)) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not left
-
-
-def _alive(mark: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if mark.encode() in line:
-                found.append(int(entry.name))
-    return found
 
 
 @pytest.mark.slow
@@ -401,7 +290,7 @@ def test_a_deployment_over_tls_gives_the_scores_of_the_simulation(
     tree = make_tree(tmp_path / "tree")
     spec = noisy_spec(4, "data.name=imagefolder", f"data.path={tree}")
     done = deploy(spec, tmp_path / "d")
-    _none_alive(str(tmp_path))
+    assert_none_alive(str(tmp_path))
     assert len(done.nodes) == 4
     assert spec.train.rounds == 2
     run = Run.open(done.run)
@@ -448,7 +337,7 @@ def test_nodes_that_are_unknown_or_distrust_the_server_are_turned_away(tmp_path:
                 _until_it_ends(processes)
         finally:
             processes.stop()
-    _none_alive(str(tmp_path))
+    assert_none_alive(str(tmp_path))
 
 
 def _until_it_ends(processes: Processes) -> None:
@@ -477,7 +366,7 @@ def test_nodes_with_a_wrong_partition_id_stop_the_run(
             replace(planned, nodes=(first, replace(second, partition=partition))), second.key
         )
     assert "\n" not in str(caught.value)
-    _none_alive(str(tmp_path))
+    assert_none_alive(str(tmp_path))
 
 
 def _federated(wrong: Deployment, key: Path | None) -> None:
@@ -508,12 +397,12 @@ def test_a_killed_deployment_goes_on_and_gives_the_scores_of_the_simulation(tmp_
         first.kill()
         first.wait()
     assert len(read_checkpoint(run).rows) == 1, log.read_text()
-    assert _alive(str(root)), "what it started outlived it"
+    assert alive(str(root)), "what it started outlived it"
     assert not (root / "keys").exists()
     dealt = {file: file.stat().st_mtime_ns for file in (root / "nodes").glob("*/data/*")}
     again = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert again.returncode == 0, again.stdout + again.stderr
-    _none_alive(str(root))
+    assert_none_alive(str(root))
     assert {file: file.stat().st_mtime_ns for file in (root / "nodes").glob("*/data/*")} == dealt
     assert list(run.rounds["round"]) == [1, 2, 3]
     gather(run, [root / "nodes" / str(client) / "vault" for client in range(2)])

@@ -30,13 +30,6 @@ def test_a_spec_of_ours_is_sound(path: Path) -> None:
         check_needs(component, spec)
 
 
-def test_a_title_names_an_attack_in_the_tables() -> None:
-    attacks = "[{name: patch_solve, title: no snap, snap: false}, {name: patch_solve}]"
-    spec = load_spec({}, [f"attacks={attacks}"])
-    assert [label for label, _ in labelled_attacks(spec)][:2] == ["no snap", "patch_solve"]
-    assert spec.attacks[0].params == {"snap": False}
-
-
 def test_attacks_are_compared_batch_by_batch(small_run: Run) -> None:
     pair = ("--pair", "patch_solve", "prior_only")
     page = script("compare.py", small_run.root, "--tune", small_run.root, *pair)

@@ -3,6 +3,7 @@ that fails on them has shown nothing, and the verdict must say so."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -11,25 +12,35 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+import fedsim
 import fedsim.clients.app
-from fedsim.audit.stages import audit
+from fedsim.audit.stages import audit, conclude, federate
 from fedsim.clients.app import ClientSide
 from fedsim.core.learning import Update
-from fedsim.core.run import Run
+from fedsim.core.run import Run, list_observations
 from fedsim.core.spec import Spec
+from fedsim.core.vault import Vault
 from fedsim.scoring.canary import CANARY_TOLERANCE
 from tests.conftest import small_spec
 
 WEAK = "attacks=[{name: inverting_gradients, steps: 2}]"  # so that no picture comes back
+
+
 VIT = (
     "model.options={patch_size: 8, depth: 1, embed_dim: 48, num_heads: 2}",
     "train={rounds: 1, clients_per_round: 2, evaluate: false}",
 )
+
+
 TWO_ROUNDS = (*VIT, "train.rounds=2", "audit.rounds=[2]")
+
+
 SEVERAL_STEPS = (
     VIT[0],
     "train={rounds: 1, clients_per_round: 2, upload: delta, local_steps: 2, evaluate: false}",
 )
+
+
 CNN = (
     "model={name: resnet18, options: {layers: [1, 1, 1, 1], channels: [8, 8, 8, 8]}}",
     "train={rounds: 1, clients_per_round: 2, batch_size: 4, evaluate: false}",
@@ -48,8 +59,8 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ..
 def clients_of(*differences: str) -> Iterator[None]:
     """Clients that follow another spec than the server's."""
 
-    def side(spec: Spec, vault: Path) -> ClientSide:
-        return ClientSide(small_spec(WEAK, *differences), vault)
+    def side(spec: Spec, vault: Path, data: Path | None = None) -> ClientSide:
+        return ClientSide(small_spec(WEAK, *differences), vault, data)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedsim.federation.engines.ClientSide", side)
@@ -141,3 +152,73 @@ def test_clients_that_say_what_they_do_pass(tmp_path: Path) -> None:
             continue  # its mask is the client's own coin, which nobody can announce
         run = audit(small_spec(WEAK, *federation, *differences), tmp_path / str(number))
         assert verdict(run)["canary"]["ok"], differences
+
+
+def test_the_canary_knows_what_a_client_kept_back(tmp_path: Path) -> None:
+    run = audit(
+        small_spec(
+            "defenses=[{name: top_k, sparsity: 0.8, feedback: true}]",
+            "data.clients=2",
+            "train={rounds: 3, clients_per_round: 2, evaluate: false}",
+            "audit={rounds: [3], victims: 2}",
+        ),
+        tmp_path / "run",
+    )
+    canaries = run.scores["canary"]
+    assert len(canaries)
+    assert float(canaries.max()) < 1e-5
+    for state in run.vault.rglob("*.state.safetensors"):  # without its memory it cannot replay
+        state.unlink()
+    (run.root / "canaries.json").unlink()
+    conclude(run)
+    assert float(run.scores["canary"].max()) > 1e-2
+
+
+def test_noise_that_is_declared_passes_the_canary_and_lowers_the_score(tmp_path: Path) -> None:
+    spec = small_spec("defenses=[{name: gaussian_noise, std: 0.1, relative: true}]")
+    run = audit(spec, tmp_path / "run")
+    verdict = run.summary["verdicts"][0]
+    assert verdict["canary"]["ok"]
+    assert verdict["metrics"]["psnr"]["worst_case"] < 25
+    truth = Vault(run.vault).read(1, spec.cohort(1)[0])
+    assert [entry["defense"] for entry in truth.trail] == ["GaussianNoise"]
+
+
+def test_several_local_steps_replay_through_the_canary(tmp_path: Path) -> None:
+    spec = small_spec(
+        "train={rounds: 1, upload: delta, local_steps: 3, momentum: 0.9, clip: 1.0, "
+        "weight_decay: 0.01, evaluate: false, lr: 0.01}"
+    )
+    run = audit(spec, tmp_path / "run")
+    assert run.summary["verdicts"][0]["canary"]["ok"]
+    assert len(run.scores[run.scores["attack"] == "prior_only"]) == 4 * 3
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"protocol": {"lr": 0.1}},
+        {"protocol": {"mean": [0.4, 0.5, 0.6]}},
+        {"defenses": [{"name": "gaussian_noise", "std": 0.01}]},
+    ],
+)
+def test_the_canary_calls_a_misdeclared_protocol_misspecified(tmp_path: Path, lie: dict) -> None:
+    spec = small_spec(
+        "train={rounds: 1, upload: delta, clients_per_round: 2, evaluate: false}",
+        "attacks=[{name: inverting_gradients, steps: 2}]",
+    )
+    run = federate(spec, tmp_path / "run")
+    for path in list_observations(run.observations):
+        about = json.loads(path.read_text())
+        for key, value in lie.items():
+            about[key] = {**about[key], **value} if isinstance(value, dict) else value
+        path.write_text(json.dumps(about))
+    audit(spec, run.root)
+    assert run.summary["verdicts"][0]["verdict"] == "MIS-SPECIFIED"
+    assert not run.summary["verdicts"][0]["canary"]["ok"]
+
+
+def test_dropout_that_the_attacker_cannot_replay_is_misspecified(tmp_path: Path) -> None:
+    blind = "attacks=[{name: inverting_gradients, steps: 2}]"
+    run = audit(small_spec("model.options.proj_drop_rate=0.5", blind), tmp_path / "run")
+    assert run.summary["verdicts"][0]["verdict"] == "MIS-SPECIFIED"

@@ -10,6 +10,7 @@ from fedsim.core.spec import Spec
 from fedsim.scoring.scores import columns
 from fedsim.scoring.statistics import (
     above_chance,
+    bootstrap,
     compare,
     describe,
     over_rounds,
@@ -17,6 +18,7 @@ from fedsim.scoring.statistics import (
     proportion,
 )
 from fedsim.scoring.verdict import summarise
+from tests.scoring.conftest import table
 
 
 def scores(rows: list[tuple[str, int, int, float]], **extra: object) -> pd.DataFrame:
@@ -83,3 +85,11 @@ def test_pictures_told_from_a_gallery_are_a_partial_leak(identified: int, verdic
     assert entry["verdict"] == verdict
     assert entry["identification"]["rate"] == identified
     assert entry["identification"]["of"] == 4
+
+
+def test_the_interval_covers_the_mean_and_narrows_with_victims() -> None:
+    few = table([10, 20, 30], [])
+    many = table([10, 20, 30] * 20, [])
+    (low, high), (inner_low, inner_high) = (bootstrap(t, "psnr", 0) for t in (few, many))
+    assert low <= 20 <= high
+    assert low < inner_low < 20 < inner_high < high

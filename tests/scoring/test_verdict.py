@@ -7,24 +7,8 @@ import pytest
 
 from fedsim.core.attack import BASELINE
 from fedsim.core.spec import Spec
-from fedsim.scoring.scores import columns
-from fedsim.scoring.statistics import bootstrap
 from fedsim.scoring.verdict import summarise
-
-
-def table(psnr: list[float], guess: list[float], ssim: float = 0.2, canary: float = 0.0):
-    rows = []
-    for attack, values in (("mine", psnr), (BASELINE, guess)):
-        for client, value in enumerate(values):
-            own = ssim if attack == "mine" else 0.2
-            rows.append(
-                {
-                    **dict.fromkeys(columns()),
-                    **{"round": 1, "client": client, "attack": attack, "trial": 0, "image": 0},
-                    **{"psnr": value, "ssim": own, "canary": canary, "seconds": 1.0},
-                }
-            )
-    return pd.DataFrame(rows, columns=columns())
+from tests.scoring.conftest import table
 
 
 def verdict(scores: pd.DataFrame, failed: list[dict[str, str]] | None = None) -> dict:
@@ -65,11 +49,3 @@ def test_no_result_gives_its_reason() -> None:
 
 def test_the_worst_case_is_the_closest_image() -> None:
     assert verdict(table([14, 22], [12, 12]))["metrics"]["psnr"]["worst_case"] == 22
-
-
-def test_the_interval_covers_the_mean_and_narrows_with_victims() -> None:
-    few = table([10, 20, 30], [])
-    many = table([10, 20, 30] * 20, [])
-    (low, high), (inner_low, inner_high) = (bootstrap(t, "psnr", 0) for t in (few, many))
-    assert low <= 20 <= high
-    assert low < inner_low < 20 < inner_high < high

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedsim.viewer.app import create_app
-from tests.viewing import TOKEN, ask, comparison, key_of, look, shelf, stands, text
-
-__all__ = ["shelf"]
-
-# Who may look.
+from tests.viewing import TOKEN, ask, key_of, look
 
 
 def test_without_the_token_there_is_one_sentence_and_nothing_else(shelf: Path) -> None:
@@ -115,9 +109,6 @@ def test_a_report_is_shown_as_it_is_in_an_origin_of_its_own(shelf: Path) -> None
     assert f"/runs/{key}/report" in look(app, f"/runs/{key}").text
 
 
-# What can be reached.
-
-
 def test_no_path_leads_out_of_the_runs_or_into_the_vault(shelf: Path) -> None:
     (shelf.parent / "secret.txt").write_text("a secret")
     app, key = create_app([shelf], TOKEN), key_of(shelf)
@@ -143,34 +134,3 @@ def test_no_path_leads_out_of_the_runs_or_into_the_vault(shelf: Path) -> None:
         answer = look(app, path)
         assert answer.status_code == 404, path
         assert "a secret" not in answer.text
-
-
-def test_a_link_out_of_the_run_is_not_followed(shelf: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.html"
-    secret.write_text("a secret")
-    root = shelf / "done"
-    (root / "report.html").unlink()
-    (root / "report.html").symlink_to(secret)
-    (shelf / "elsewhere").symlink_to(tmp_path)
-    app, key = create_app([shelf], TOKEN), key_of(shelf)
-    assert look(app, f"/runs/{key}/report").status_code == 404
-    assert [run["name"] for run in look(app, "/api/runs").json()["runs"]] == ["done"]
-    (root / "summary.json").unlink()
-    (root / "summary.json").symlink_to(secret)
-    assert "leaves the run's directory" in text(look(create_app([shelf], TOKEN), "/"))
-
-
-def test_pictures_behind_links_are_not_compared(shelf: Path) -> None:
-    shutil.copytree(shelf / "done", shelf / "linked")
-    vault = shelf / "linked" / "vault"
-    shutil.rmtree(vault)
-    vault.symlink_to(shelf / "done" / "vault")
-    page = look(app := create_app([shelf], TOKEN), comparison(app, "done", "linked"))
-    assert "No picture of it can be shown" in page.text
-    assert "did not attack the same pictures" in text(page)
-
-
-def test_a_pipe_in_the_place_of_a_report_stops_nobody(shelf: Path) -> None:
-    (shelf / "done" / "summary.json").unlink()
-    os.mkfifo(shelf / "done" / "summary.json")
-    assert stands(shelf).state == "damaged"

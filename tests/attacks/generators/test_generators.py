@@ -1,4 +1,4 @@
-"""Generators: what they make, their files, their training, and the command around it."""
+"""Generators: what they make, their files, what is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from typer.testing import CliRunner
 
 from fedsim.attacks.generators import (
     check_generator,
@@ -19,15 +18,9 @@ from fedsim.attacks.generators import (
     load_generator,
     save_generator,
 )
-from fedsim.attacks.generators.training import Schedule, train_generator
-from fedsim.cli import app
-from fedsim.core.attack import no_progress
-from fedsim.core.errors import DataError, ModelError
-from fedsim.core.notebook import Notebook
+from fedsim.core.errors import ModelError
 from fedsim.core.spec import GeneratorSpec
-from tests.staging import CPU, photos
-
-SMALL = {"latent_size": 8, "width": 4}
+from tests.attacks.generators.conftest import SMALL
 
 
 class Plain(nn.Module):
@@ -80,15 +73,6 @@ def test_a_conditional_generator_listens_to_its_label(name: str) -> None:
     assert not torch.equal(first, second)
 
 
-def test_styles_are_searched_layer_by_layer() -> None:
-    net = create_generator("stylegan", SMALL)
-    latents = latents_of(net, torch.randn(2, 8))
-    assert latents.shape == (2, 4, 8)  # 4, 8, 16 and 32 pixels
-    changed = latents.clone()
-    changed[:, -1] += 1
-    assert not torch.equal(generate(net, latents), generate(net, changed))
-
-
 def test_a_file_says_what_it_holds(tmp_path: Path) -> None:
     path, options = tmp_path / "g.safetensors", {"image_size": 16, **SMALL}
     net = create_generator("dcgan", options, seed=3)
@@ -136,80 +120,3 @@ def test_bad_generators_are_one_sentence(tmp_path: Path) -> None:
         check_generator(create_generator("dcgan", {"image_size": 16, "width": 0}), 16)
     with pytest.raises(ModelError, match=r"pixels must lie in \[0, 1\]"):
         check_generator(Loud(), 16)
-
-
-def training(steps: int, path: Path | None = None, stop: int | None = None) -> nn.Module:
-    """A small training on photos; ``stop`` interrupts it after so many steps."""
-    images, _ = photos(16, list(range(24)))
-    net = create_generator("dcgan", {"image_size": 16, **SMALL}, seed=0)
-
-    def progress(done: int, total: int, loss: float | None = None) -> None:
-        if stop is not None and done >= stop:
-            raise KeyboardInterrupt
-
-    train_generator(
-        net,
-        images,
-        None,
-        Schedule(steps=steps, batch_size=16, save_seconds=0.0),
-        seed=0,
-        device=CPU,
-        progress=progress,
-        notebook=Notebook(path) if path else None,
-    )
-    return net
-
-
-def test_training_brings_the_generator_to_its_pictures() -> None:
-    images, _ = photos(16, list(range(24)))
-    fresh = create_generator("dcgan", {"image_size": 16, **SMALL}, seed=0)
-    trained = training(300)
-    z = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
-
-    def distance(net: nn.Module) -> float:
-        """Of a picture to the nearest of 64 samples, on average."""
-        with torch.no_grad():
-            made = generate(net, z)
-        return float(torch.cdist(images.flatten(1), made.flatten(1)).min(1).values.mean())
-
-    assert distance(trained) < 0.85 * distance(fresh)
-
-
-def test_training_goes_on_from_where_it_was_cut(tmp_path: Path) -> None:
-    whole = training(30)
-    page = tmp_path / "page.safetensors"
-    with pytest.raises(KeyboardInterrupt):
-        training(30, page, stop=17)
-    assert page.is_file()
-    resumed = training(30, page)
-    assert not page.exists()
-    for one, two in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
-        assert torch.equal(one, two)
-
-
-def test_too_few_pictures_are_refused() -> None:
-    net = create_generator("dcgan", {"image_size": 16, **SMALL})
-    with pytest.raises(DataError, match="at least 8 pictures"):
-        train_generator(
-            net,
-            torch.rand(3, 3, 16, 16),
-            None,
-            Schedule(),
-            seed=0,
-            device=CPU,
-            progress=no_progress,
-        )
-
-
-def test_the_command_trains_and_samples(tmp_path: Path) -> None:
-    file = tmp_path / "faces.safetensors"
-    words = ["generator", "train", "-o", str(file), "--data", "lfw_subset", "--image-size", "16"]
-    result = CliRunner().invoke(app, [*words, "--steps", "3", "width=4", "channels=1"])
-    assert result.exit_code == 0, result.output
-    assert file.is_file()
-    assert file.with_suffix(".png").is_file()
-    assert generator_metadata(file)["options"] == {"image_size": 16, "width": 4, "channels": 1}
-    look = tmp_path / "look.png"
-    result = CliRunner().invoke(app, ["generator", "sample", str(file), "-o", str(look)])
-    assert result.exit_code == 0
-    assert look.is_file()

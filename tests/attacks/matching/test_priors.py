@@ -18,7 +18,6 @@ from fedsim.attacks.matching.priors import (
     total_variation,
     total_variation_norm,
 )
-from fedsim.attacks.matching.registration import align, shift_between
 from fedsim.core.errors import AttackError
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.models import build_model
@@ -59,20 +58,6 @@ def test_group_consistency_by_hand() -> None:
     images[1] = 2.0  # the mean is 1: each seed is 4 pixels times 1 away
     assert GroupConsistency()(images).tolist() == pytest.approx([2.0, 2.0])
     assert GroupConsistency()(images[:1]).tolist() == [0.0]
-
-
-def test_a_shift_is_found_and_kept_only_where_it_helps() -> None:
-    coin = torch.Generator().manual_seed(0)
-    picture = torch.rand(3, 16, 16, generator=coin)
-    moved = torch.roll(picture, (3, -2), dims=(1, 2))
-    assert shift_between(moved, picture) == (-3, 2)
-    back, shift = align(moved, picture)
-    assert torch.equal(back, picture)
-    assert shift == (-3, 2)
-    other = torch.full((3, 16, 16), 0.5)
-    kept, shift = align(picture, other)
-    assert torch.equal(kept, picture)
-    assert shift == (0, 0)
 
 
 def test_registration_sharpens_the_consensus_of_shifted_seeds() -> None:

@@ -10,6 +10,7 @@ from scipy.io import savemat
 
 from fedsim.clients.data.imagenet import TRUTH
 from fedsim.core.errors import DataError
+from tests.clients.data.conftest import SHARED
 from tests.layouts import load, names_of, save_picture
 
 WNIDS = ["n02123045", "n01440764", "n03594945"]  # the devkit's order is not the sorted one
@@ -183,3 +184,15 @@ def test_other_trees_are_sent_to_imagefolder(tmp_path: Path) -> None:
         save_picture(tmp_path / name / "1.jpg", 1)
     with pytest.raises(DataError, match=r"'cat' of .* is no synset id .*data\.name=imagefolder"):
         load("imagenet", tmp_path)
+
+
+def test_imagenet_with_one_picture_a_class_is_split() -> None:
+    if not (SHARED / "imagenet").is_dir():
+        pytest.skip("the shared ImageNet pictures are not here")
+    train = load("imagefolder", SHARED / "imagenet", image_size=64)
+    test = load("imagefolder", SHARED / "imagenet", "test", image_size=64)
+    assert len(train) + len(test) == 200
+    assert len(train.classes) == 200
+    assert 20 <= len(test) <= 60
+    assert train.skipped == test.skipped == ()
+    assert test.image(0).shape == (3, 64, 64)

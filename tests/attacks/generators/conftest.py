@@ -1,0 +1,5 @@
+"""Small generators."""
+
+from __future__ import annotations
+
+SMALL = {"latent_size": 8, "width": 4}

@@ -1,0 +1,65 @@
+"""GradViT: the presets of the paper, and its prior network."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedsim.attacks import create_attack
+from fedsim.core.attack import no_progress
+from fedsim.core.knowledge import THREATS, Announced, Assets, PriorModel, View
+from fedsim.core.models import build_model
+from tests.attacks.conftest import assert_recovered_through_attention
+from tests.staging import CPU, TINY, attack, observe, photos
+
+
+def test_gradvit_uses_the_prior_network_in_its_second_phase_only() -> None:
+    images, labels = photos(32, [5])
+    observation = observe(TINY, images, labels)
+    asked = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            asked.append(len(x))
+            return self.layers(x)
+
+    half = (0.5, 0.5, 0.5)
+    view = View(
+        observation,
+        THREATS["D"].grants,
+        Announced(lambda: build_model(TINY, image_size=32, num_classes=8, seed=0)),
+        assets=Assets(prior=lambda: PriorModel("watched", Watched(), half, half)),
+    )
+    gradvit = create_attack("gradvit", preset="cpu", steps=10, seeds=1)
+    gradvit.reconstruct(view, device=CPU, progress=no_progress)
+    assert len(asked) == 5  # of ten steps
+    assert "priors" in view.ledger
+
+
+def test_gradvit_says_when_it_has_no_prior_network() -> None:
+    images, labels = photos(32, [5])
+    result = attack(observe(TINY, images, labels), "gradvit", preset="cpu", steps=2, seeds=1)
+    assert any("no image prior" in note for note in result.notes)
+
+
+def test_gradvit_recovers_an_image() -> None:
+    options = {"preset": "cpu", "cost": "l2", "seeds": 1, "tv": 0.0, "patch": 1e-5}
+    assert_recovered_through_attention("gradvit", **options)
+
+
+def test_the_preset_is_that_of_the_paper() -> None:
+    gradvit = create_attack("gradvit")
+    assert gradvit.steps == 120_000
+    assert gradvit.weights() == {
+        "matching": 4e-3,
+        "image": 0.2,
+        "patch": 1e-4,
+        "group": 1e-2,
+        "l2": 1e-4,
+        "tv": 1e-4,
+    }
+    assert gradvit.phases() == ((0.0, 4e-3), (0.5, 2e-3))

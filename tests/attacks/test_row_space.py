@@ -1,0 +1,39 @@
+"""The closed form on fixed positions: what it breaks, and by which rank it is stopped."""
+
+from __future__ import annotations
+
+from fedsim.core.metrics import psnr
+from fedsim.core.spec import ModelSpec
+from fedsim.defenses.frozen_pe import FrozenPE
+from fedsim.defenses.sinusoidal_pe import SinusoidalPE
+from tests.staging import attack, observe, observe_net, photos, prepared
+
+WIDE = ModelSpec(options={"patch_size": 8, "depth": 2})
+
+
+def test_row_space_breaks_a_frozen_random_position_embedding() -> None:
+    images, labels = photos(32, [70])
+    net = prepared(WIDE, 32, FrozenPE().prepare_model)
+    observation = observe_net(net, WIDE, images, labels)
+    assert "pos_embed" not in observation.update.tensors
+    result = attack(observation, "row_space", lambda: prepared(WIDE, 32, FrozenPE().prepare_model))
+    assert float(psnr(images, result.images)) > 35
+    assert result.notes == []
+
+
+def test_row_space_is_stopped_by_positions_of_low_rank_and_says_so() -> None:
+    images, labels = photos(64, [70])
+    net = prepared(WIDE, 64, SinusoidalPE().prepare_model)
+    observation = observe_net(net, WIDE, images, labels)
+    result = attack(
+        observation, "row_space", lambda: prepared(WIDE, 64, SinusoidalPE().prepare_model)
+    )
+    assert float(psnr(images, result.images)) < 20
+    assert any("underdetermined" in note and "rank" in note for note in result.notes)
+
+
+def test_row_space_says_when_it_has_too_few_equations() -> None:
+    narrow = ModelSpec(options={"patch_size": 4, "depth": 2, "embed_dim": 96})
+    images, labels = photos(32, [70])
+    result = attack(observe(narrow, images, labels), "row_space")
+    assert any("underdetermined" in note and "unknowns" in note for note in result.notes)

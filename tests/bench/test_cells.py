@@ -1,0 +1,61 @@
+"""The cells of a bench: every defense at every strength, and none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedsim.bench.cells import both_ways, load_bench
+from fedsim.core.errors import SpecError
+from fedsim.core.spec import Component
+from tests.bench.conftest import BENCH
+from tests.conftest import SMALL
+
+
+def test_every_defense_and_strength_is_a_cell_and_so_is_none() -> None:
+    bench = load_bench({}, BENCH)
+    assert [cell.label for cell in bench.cells()] == [
+        "none",
+        "gaussian_noise std 0.0",
+        "gaussian_noise std 1.0 relative",
+        "mjp probability 1.0",
+    ]
+    assert len({cell.folder for cell in bench.cells()}) == 4
+    utility = bench.trained(next(bench.cells()))
+    assert (utility.train.rounds, utility.train.evaluate) == (2, True)
+
+
+def test_an_attack_that_can_adapt_runs_both_ways_where_it_matters() -> None:
+    attacks = [Component(name="patch_solve"), Component(name="row_space")]
+    mjp, noise = Component(name="mjp"), Component(name="gaussian_noise")
+    both = list(both_ways(attacks, [mjp]))
+    assert [c.short_name for c in both] == ["patch_solve", "patch_solve naive", "row_space"]
+    assert both[1].params["adaptive"] is False
+    assert len(list(both_ways(attacks, [noise]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (SMALL, "section 'bench'"),
+        ([*SMALL, "bench={defences: []}"], "bench"),
+        ([*SMALL, "bench={defenses: [{name: mjpp}]}"], "did you mean 'mjp'"),
+        ([*SMALL, "bench={defenses: [{name: top_k, strengths: [{sparsity: 1.0}]}]}"], "sparsity"),
+        ([*BENCH, "defenses=[{name: frozen_pe}]"], "under bench.defenses"),
+    ],
+)
+def test_a_bad_bench_is_one_sentence(overrides: list[str], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        load_bench({}, overrides)
+
+
+def test_a_lever_of_the_spec_is_a_cell_like_a_defense(tmp_path: Path) -> None:
+    axis = "{name: batch size, levers: [train.batch_size=2, train.batch_size=3]}"
+    bench = load_bench({}, [*BENCH, f"bench={{defenses: [{axis}]}}"])
+    cells = list(bench.cells())
+    assert [cell.label for cell in cells] == ["none", "batch size 2", "batch size 3"]
+    assert [bench.attacked(cell).train.batch_size for cell in cells] == [1, 2, 3]
+    assert [bench.trained(cell).train.batch_size for cell in cells] == [1, 2, 3]
+    with pytest.raises(SpecError, match="batch_sizes"):
+        load_bench({}, [*BENCH, "bench={defenses: [{name: x, levers: [train.batch_sizes=2]}]}"])

@@ -1,0 +1,51 @@
+"""The table of a bench: the stronger way counts, seeds are averaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from fedsim.bench.table import aggregate, as_markdown, by_cell, pareto
+
+
+def frames(scores: dict[tuple[str, int], list[float]]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Pictures and outcomes of one cell: for each attack and seed, the PSNR of its pictures."""
+    cost = {"accuracy": 0.5, "rounds_to_target": None, "bytes_a_round": 1024.0}
+    cost |= {"upload_bytes": 1024.0, "round_seconds": 1.0, "epsilon": None}
+    same = {"defense": "d", "strength": "s"}
+    pictures, outcomes = [], []
+    for (attack, seed), values in scores.items():
+        own = {**same, "attack": attack, "seed": seed}
+        outcomes.append({**own, "verdict": "", **cost, "accuracy": 0.5 + 0.1 * seed})
+        for client, psnr in enumerate(values):
+            numbers = dict.fromkeys(("mse", "psnr_registered", "lpips", "fft2d", "identified"))
+            about = {"round": 1, "client": client, "trial": 0, "seconds": 1.0}
+            labels = {"label_true": 1, "label_recovered": 1}
+            found = {"psnr": psnr, "ssim": psnr / 100}
+            pictures.append({**own, **about, **numbers, **labels, **found})
+    return pd.DataFrame(pictures), pd.DataFrame(outcomes)
+
+
+def test_of_two_ways_the_stronger_counts_and_seeds_are_averaged() -> None:
+    scores = {("a", 0): [10.0], ("a", 1): [20.0], ("a naive", 0): [30.0], ("a naive", 1): [20.0]}
+    table = aggregate(*frames({**scores, ("prior_only", 0): [99.0]}))
+    assert len(table) == 1
+    assert (table["psnr"][0], table["psnr_naive"][0], table["psnr_adaptive"][0]) == (25, 25, 15)
+    assert (table["psnr_low"][0], table["psnr_high"][0]) == (20, 30)
+    assert "15.0 (25.0) [20.0, 30.0]" in as_markdown(table)
+    assert "55 % (50 to 60)" in as_markdown(table)
+    (cell,) = by_cell(table)
+    assert cell["front"]
+
+
+def test_the_front_holds_what_nothing_beats_in_both() -> None:
+    accuracy = np.array([0.9, 0.8, 0.7, 0.8])
+    leakage = np.array([1.0, 0.3, 0.5, 0.3])
+    assert pareto(accuracy, leakage).tolist() == [True, True, False, True]
+
+
+def test_an_attack_that_declines_is_told_and_does_not_count() -> None:
+    table = aggregate(*frames({("a", 0): [], ("b", 0): [12.0]}))
+    assert "| d | s | declined | 12.0 |" in as_markdown(table)
+    (cell,) = by_cell(table)
+    assert cell["attack"] == "b"

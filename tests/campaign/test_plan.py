@@ -1,0 +1,96 @@
+"""The plan of a campaign: who is attacked by what, and what is refused before any round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsim.attacks.generators import create_generator, save_generator
+from fedsim.audit.stages import audit
+from fedsim.campaign.plan import labelled_attacks, prepare, victims
+from fedsim.clients.dealing import PUBLIC, read_public, write_public
+from fedsim.core.errors import NotGranted, SpecError
+from fedsim.core.spec import load_spec
+from tests.clients.conftest import without_data
+from tests.conftest import small_spec
+
+GENERATOR = {"image_size": 16, "latent_size": 6, "width": 4}
+
+
+def test_a_generator_of_another_size_is_refused_before_any_round(tmp_path: Path) -> None:
+    file = tmp_path / "g.safetensors"
+    save_generator(file, "dcgan", GENERATOR, create_generator("dcgan", GENERATOR))
+    threat = f"threat={{model: D, generator: {{checkpoint: {file}}}}}"
+    with pytest.raises(Exception, match="makes images of 16 pixels and the clients' have 32"):
+        prepare(small_spec("attacks=[{name: gias}]", threat))
+    weak = f"threat={{model: C, generator: {{checkpoint: {file}}}}}"
+    with pytest.raises(SpecError, match="threat C grants no generator"):
+        prepare(small_spec(weak))
+
+
+def test_a_generator_of_the_clients_own_data_is_refused(tmp_path: Path) -> None:
+    options = {**GENERATOR, "image_size": 32}
+    file = tmp_path / "g.safetensors"
+    own = {"name": "photos", "path": None}
+    save_generator(file, "dcgan", options, create_generator("dcgan", options), trained_on=own)
+    threat = f"threat={{model: D, generator: {{checkpoint: {file}}}}}"
+    with pytest.raises(SpecError, match="trained on the clients' own data"):
+        prepare(small_spec(threat))
+
+
+def test_a_server_plans_without_the_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small_spec()
+    plan = prepare(spec)
+    write_public(tmp_path / PUBLIC, spec)
+    without_data(monkeypatch)
+    blind = prepare(spec, read_public(tmp_path / PUBLIC, spec))
+    assert blind.public == plan.public
+    assert all(torch.equal(blind.initial[name], plan.initial[name]) for name in plan.initial)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("threat={model: C, prior: {name: efficientnet_lite0}}", "grants no prior network"),
+        ("threat={model: C, withhold: [batchsize]}", "batch_size"),
+    ],
+)
+def test_a_threat_section_that_contradicts_itself_is_refused(
+    override: str, expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match=expected):
+        audit(small_spec(override), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["gradvit", "grad_inversion", "dlg", "row_space", "rgap"])
+def test_an_attack_the_threat_model_does_not_carry_is_refused_before_any_round(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(NotGranted, match="architecture"):
+        audit(small_spec("threat=A", f"attacks=[{{name: {name}}}]"), tmp_path / "run")
+    assert not (tmp_path / "run" / "observations").exists()
+
+
+def test_victims_are_chosen_before_any_result_and_spread_over_the_rounds() -> None:
+    spec = small_spec("train.rounds=3", "audit.victims=3")
+    chosen = victims(spec)
+    assert [round_ for round_, _ in chosen] == [1, 2, 3]
+    assert all(client in spec.cohort(round_) for round_, client in chosen)
+    assert len(victims(small_spec())) == 4
+
+
+def test_an_attack_listed_twice_gets_two_names() -> None:
+    spec = small_spec("attacks=[{name: patch_solve}, {name: patch_solve, ridge: 0.1}]")
+    labels = [label for label, _ in labelled_attacks(spec)]
+    assert labels == ["patch_solve", "patch_solve-2", "prior_only"]
+
+
+def test_a_title_names_an_attack_in_the_tables() -> None:
+    attacks = "[{name: patch_solve, title: no snap, snap: false}, {name: patch_solve}]"
+    spec = load_spec({}, [f"attacks={attacks}"])
+    assert [label for label, _ in labelled_attacks(spec)][:2] == ["no snap", "patch_solve"]
+    assert spec.attacks[0].params == {"snap": False}

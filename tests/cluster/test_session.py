@@ -1,0 +1,46 @@
+"""A Ray to run on: found, or told in one sentence soon."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from fedsim.audit.stages import audit
+from fedsim.cluster.processes import free_ports
+from fedsim.cluster.session import ray_session
+from fedsim.core.errors import RunError
+from tests.conftest import small_spec
+
+
+def test_something_else_than_ray_at_the_address_is_one_sentence_soon() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        began = time.monotonic()
+        engine = small_spec(f"engine={{kind: ray, address: '{address}'}}").engine
+        with pytest.raises(RunError, match="no Ray"), ray_session(engine):
+            pass
+        assert time.monotonic() - began < 10
+
+
+def test_no_cluster_of_ours_is_one_sentence_before_anything_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "fedsim.audit.stages.prepare", lambda spec, classes=None: pytest.fail("it was prepared")
+    )
+    port = free_ports(1)[0]
+    for address, words in (("auto", "fedsim cluster up"), (f"127.0.0.1:{port}", "refused")):
+        spec = small_spec(f"engine={{kind: ray, address: '{address}'}}")
+        with pytest.raises(RunError, match=words) as caught:
+            audit(spec, tmp_path / "run")
+        assert "\n" not in str(caught.value)
+
+
+def test_an_address_without_a_port_is_refused() -> None:
+    engine = small_spec("engine={kind: ray, address: somewhere}").engine
+    with pytest.raises(RunError, match="host:port"), ray_session(engine):
+        pass

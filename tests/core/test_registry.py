@@ -1,0 +1,66 @@
+"""Names to classes: entries, import paths, and errors that name the nearest right word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import pytest
+from pydantic import Field
+
+from fedsim.core.errors import SpecError
+from fedsim.core.registry import build, find, resolve
+
+
+@dataclass(frozen=True)
+class Thing:
+    """For the tests."""
+
+    size: Annotated[int, Field(ge=1)] = 3
+    name: str = "thing"
+    made: int = field(default=0, init=False)
+
+
+class NoDataclass:
+    """Has no parameters that could be checked."""
+
+
+TABLE = {"thing": f"{__name__}:Thing", "bare": f"{__name__}:NoDataclass"}
+
+
+def test_a_name_or_an_import_path_gives_the_class() -> None:
+    assert resolve("thing", TABLE, "thing") is Thing
+    assert resolve("thing", {}, f"{__name__}:Thing") is Thing
+    assert find("thing", TABLE, "bare") is NoDataclass
+
+
+def test_parameters_are_checked_and_converted() -> None:
+    assert build("thing", TABLE, "thing", {"size": 5}) == Thing(5)
+    assert build("thing", TABLE, "thing", {}) == Thing()
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "words"),
+    [
+        ("thin", {}, r"unknown thing 'thin' \(did you mean 'thing'\?\); known: bare, thing"),
+        ("bare", {}, "must be a dataclass of its parameters"),
+        ("nowhere:Thing", {}, "cannot be imported: ModuleNotFoundError"),
+        (f"{__name__}:Nothing", {}, "cannot be imported: AttributeError"),
+        ("thing", {"sise": 1}, r"no parameter 'sise' \(did you mean 'size'\?\); it takes: size"),
+        ("thing", {"made": 1}, "no parameter 'made'"),
+        ("thing", {"size": 0}, r"size: .*greater than or equal to 1 \(got 0\)"),
+        ("thing", {"size": "large"}, r"size: .*integer.*\(got 'large'\)"),
+    ],
+)
+def test_a_mistake_is_one_sentence(name: str, params: dict, words: str) -> None:
+    with pytest.raises(SpecError, match=words) as caught:
+        build("thing", TABLE, name, params)
+    assert "\n" not in str(caught.value)
+
+
+def test_our_own_modules_are_found_by_the_names_they_had() -> None:
+    from fedsim.attacks.dlg import Dlg
+
+    assert resolve("attack", {}, "attacks.dlg:Dlg") is Dlg
+    with pytest.raises(SpecError, match="cannot be imported"):
+        resolve("attack", {}, "attacks.nothing:Dlg")

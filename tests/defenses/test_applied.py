@@ -1,0 +1,48 @@
+"""Defenses applied: the same ones for a client, for a server, and for an attacker."""
+
+from __future__ import annotations
+
+import torch
+
+from fedsim.core.learning import Update
+from fedsim.core.models import build_architecture
+from fedsim.core.observation import Observation, Public
+from fedsim.core.spec import Upload
+from fedsim.defenses.applied import announced, countered, declared, hiding, prepared
+from tests.conftest import small_spec
+
+FROZEN = "defenses=[{name: clipping, norm: 2.0}, {name: frozen_pe}]"
+
+
+def test_a_spec_and_what_it_makes_public_declare_the_same() -> None:
+    spec = small_spec(FROZEN)
+    public = Public.of(spec, 8)
+    assert declared(spec.defenses) == declared(public.defenses)
+    assert [type(defense).__name__ for defense in declared(spec.defenses)] == [
+        "Clipping",
+        "FrozenPE",
+    ]
+
+
+def test_the_announced_model_is_the_one_that_clients_prepare() -> None:
+    spec = small_spec(FROZEN)
+    plain = build_architecture(spec.model, image_size=spec.data.image_size, num_classes=8)
+    model = prepared(plain, declared(spec.defenses))
+    told = announced(Public.of(spec, 8))
+    assert told.state_dict().keys() == model.state_dict().keys()
+    trained = [{n for n, p in m.named_parameters() if p.requires_grad} for m in (model, told)]
+    assert trained[0] == trained[1]
+    assert "pos_embed" not in trained[0]
+
+
+def test_an_informed_server_knows_that_zeros_were_not_uploaded() -> None:
+    spec = small_spec("defenses=[{name: top_k, sparsity: 0.5}]")
+    update = Update(Upload.GRADIENT, {"head.weight": torch.tensor([0.0, 1.0])})
+    observation = Observation(1, 0, {}, update, Public.of(spec, 8))
+    assert countered(observation, torch.nn.Identity()).masked
+
+
+def test_one_defense_hides_single_uploads() -> None:
+    assert hiding(declared(small_spec(FROZEN).defenses)) is None
+    names = [{"name": "clipping"}, {"name": "secure_aggregation"}]
+    assert type(hiding(declared(names))).__name__ == "SecureAggregation"

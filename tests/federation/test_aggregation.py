@@ -1,0 +1,53 @@
+"""Aggregation: Flower's strategies by name, and the sum that secure aggregation reveals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flwr.app import Message, MessageType, RecordDict
+
+from fedsim.core.errors import SpecError
+from fedsim.core.learning import Update
+from fedsim.core.spec import Upload
+from fedsim.defenses import create_defense
+from fedsim.federation.aggregation import CohortSum, Reply, create_strategy, masking
+from tests.conftest import small_spec
+
+
+def test_a_strategy_that_flower_lacks_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(SpecError, match=r"no strategy 'FedAvgg'.*FedAvg"):
+        create_strategy(small_spec("train.strategy=FedAvgg"))
+    with pytest.raises(SpecError, match="strategy_options do not fit FedAvg"):
+        create_strategy(small_spec("train.strategy_options={wrong: 1}"))
+
+
+def test_secure_aggregation_is_the_last_defense() -> None:
+    assert masking(small_spec()) is None
+    last = "defenses=[{name: clipping}, {name: secure_aggregation}]"
+    assert masking(small_spec(last)) is not None
+    with pytest.raises(SpecError, match="list it as the last defense"):
+        masking(small_spec("defenses=[{name: secure_aggregation}, {name: clipping}]"))
+
+
+def test_the_sum_of_a_cohort_is_the_mean_of_its_updates_and_no_update() -> None:
+    cohort, stayed = [0, 1, 2], [0, 2]
+    defense = create_defense("secure_aggregation")
+    clear = {client: torch.randn(4, 3) for client in cohort}
+    hidden = CohortSum(defense)
+    for client in stayed:
+        masked = defense.at_round(1, client, cohort).protect_update(
+            Update(Upload.GRADIENT, {"w": clear[client]}), torch.Generator()
+        )
+        assert not torch.allclose(masked.tensors["w"].double(), clear[client].double())
+        message = Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN)
+        hidden.add(Reply(client, message, masked))
+    assert all(not reply.update.tensors for reply in hidden.replies)
+    revealed = list(hidden.revealed(1, cohort))
+    assert [reply.client for reply in revealed] == stayed
+    for reply in revealed:
+        mean = (clear[0] + clear[2]) / 2
+        assert torch.allclose(reply.update.tensors["w"], mean, atol=1e-6)
+
+
+def test_nobody_answered_and_nothing_is_revealed() -> None:
+    assert list(CohortSum(create_defense("secure_aggregation")).revealed(1, [0, 1])) == []

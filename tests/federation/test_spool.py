@@ -1,0 +1,43 @@
+"""The spool: updates in memory or on disk, shown to a strategy as weights."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim.core.learning import Update
+from fedsim.core.observation import Public, write_observation
+from fedsim.core.run import observation_path
+from fedsim.core.spec import Spec
+from fedsim.federation.spool import as_weights
+
+SENT = {"head": torch.tensor([1.0, 2.0]), "mean": torch.zeros(2), "frozen": torch.ones(2)}
+
+
+def update(kind: str) -> Update:
+    return Update(kind, {"head": torch.tensor([2.0, -2.0])}, {"mean": torch.tensor([0.5, 0.5])})
+
+
+@pytest.mark.parametrize(("kind", "moved"), [("gradient", [0.8, 2.2]), ("delta", [3.0, 0.0])])
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_weights_are_what_was_sent_moved_by_the_update(
+    kind: str, moved: list[float], where: str, tmp_path: Path
+) -> None:
+    source: Update | Path = update(kind)
+    if where == "disk":
+        write_observation(tmp_path, 1, 0, update(kind), Public.of(Spec(), num_classes=8))
+        source = observation_path(tmp_path, 1, 0).with_suffix(".safetensors")
+    record = as_weights(SENT, source, kind, lr=0.1)
+    np.testing.assert_allclose(record["head"].numpy(), moved, rtol=1e-6)
+    np.testing.assert_array_equal(record["mean"].numpy(), [0.5, 0.5])  # a buffer is replaced
+    np.testing.assert_array_equal(record["frozen"].numpy(), [1.0, 1.0])
+
+
+def test_an_array_reads_as_one_of_flowers_own() -> None:
+    array = as_weights(SENT, update("delta"), "delta", 0.1)["head"]
+    assert (array.dtype, array.shape, array.stype) == ("float32", (2,), "numpy.ndarray")
+    np.testing.assert_array_equal(np.load(io.BytesIO(array.data), allow_pickle=False), [3.0, 0.0])

@@ -1,0 +1,132 @@
+"""Scores: reconstructions beside the truth, in its order, with labels where they belong."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from fedsim.campaign.jobs import Job
+from fedsim.campaign.plan import jobs_of, victims
+from fedsim.core.attack import Reconstruction
+from fedsim.core.files import write_json
+from fedsim.core.learning import Update
+from fedsim.core.run import Run
+from fedsim.core.spec import Component
+from fedsim.core.vault import Truth, Vault
+from fedsim.scoring.canary import relative_error
+from fedsim.scoring.scores import (
+    Yardstick,
+    columns,
+    failures,
+    load_pictures,
+    results_of,
+    score_jobs,
+)
+
+
+@pytest.fixture
+def run(small_run: Run, tmp_path: Path) -> Run:
+    return Run(shutil.copytree(small_run.root, tmp_path / "run"))
+
+
+def jobs(run: Run) -> list[Job]:
+    return jobs_of(run, run.spec, victims(run.spec))
+
+
+def test_scores_of_a_run_are_those_in_its_table(run: Run) -> None:
+    found = score_jobs(run, jobs(run))
+    assert list(found.columns) == columns()
+    kept = ["round", "client", "attack", "image", "psnr", "ssim", "label_true", "canary"]
+    pd.testing.assert_frame_equal(found[kept], run.scores[kept], check_dtype=False)
+
+
+def test_a_damaged_result_costs_its_own_rows_and_is_told(run: Run) -> None:
+    before, damaged = score_jobs(run, jobs(run)), jobs(run)[0]
+    damaged.result.write_bytes(b"nothing")
+    after = score_jobs(run, jobs(run))
+    assert len(after) == len(before) - 1
+    assert len(list(results_of(jobs(run)))) == len(jobs(run)) - 1
+    (event,) = [event for event in run.events() if event["kind"] == "not_scored"]
+    assert event["message"].startswith(f"{damaged.name} is not scored")
+
+
+def made(run: Run, images: torch.Tensor, labels: list[int], found: Reconstruction) -> Job:
+    """A job of two pictures, and what was found of them."""
+    job = Job(run.observations, run.reconstructions, 9, 0, Component(name="x"), "x", 0)
+    truth = Truth(images, torch.tensor(labels), [[0, 1]], 0, [])
+    Vault(run.vault).write(9, 0, truth)
+    found.save(job.result)
+    return job
+
+
+def test_pictures_are_put_in_the_order_of_the_truth(run: Run) -> None:
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    job = made(run, images, [1, 2], Reconstruction(images.flip(0)))
+    pictures = load_pictures(run, job)
+    assert pictures is not None
+    assert torch.equal(pictures.guess, images)
+
+
+def test_a_picture_nobody_claims_is_grey(run: Run) -> None:
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    pictures = load_pictures(run, made(run, images, [1, 2], Reconstruction(images[1:])))
+    assert pictures is not None
+    assert torch.equal(pictures.guess[1], images[1])
+    assert torch.equal(pictures.guess[0], torch.full((3, 8, 8), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("true", "read", "told"),
+    [
+        ([1, 2], [2, 1], [1, 2]),  # a multiset: each gets its own where it is in there
+        ([1, 1], [1, 3], [1, 3]),
+        ([4, 5], [6, 7], [6, 7]),
+        ([1, 2], None, [None, None]),
+    ],
+)
+def test_labels_are_read_as_a_multiset(
+    run: Run, true: list[int], read: list[int] | None, told: list[int | None]
+) -> None:
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    labels = None if read is None else torch.tensor(read)
+    job = made(run, images, true, Reconstruction(images, labels=labels))
+    rows = score_jobs(run, [job])
+    assert rows["label_true"].tolist() == true
+    assert [None if pd.isna(x) else int(x) for x in rows["label_recovered"]] == told
+
+
+def test_an_exact_copy_and_its_negative_measure_as_they_should() -> None:
+    truth = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    yardstick = Yardstick.of(truth, None)
+    same, negative = yardstick.measure(truth), yardstick.measure(1 - truth)
+    assert (same["mse"], same["psnr"], same["identified"]) == ([0.0], [160.0], [None])
+    assert same["ssim"][0] == pytest.approx(1.0)
+    assert negative["ssim"][0] < 0 < negative["mse"][0]
+
+
+def test_the_distance_of_two_updates_is_relative_to_the_one_observed() -> None:
+    observed = Update("gradient", {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])})
+    near = Update("gradient", {"a": torch.tensor([3.0, 0.5]), "b": torch.tensor([4.0])})
+    assert relative_error(observed, observed) == 0
+    assert relative_error(near, observed) == pytest.approx(0.1)
+    assert relative_error(Update("gradient", {"a": torch.ones(2)}), observed) == 1
+    nothing = Update("gradient", {"a": torch.zeros(1)})
+    assert relative_error(nothing, nothing) == 0
+
+
+def test_failures_come_with_their_reasons_even_where_the_file_is_damaged(run: Run) -> None:
+    first, second, third = jobs(run)[:3]
+    for job in (first, second):
+        job.result.unlink()
+    told = {"job": first.name, "attack": first.label, "kind": "crashed", "reason": "no memory"}
+    write_json(first.failure, told)
+    second.failure.write_text("{")
+    write_json(third.failure, told)  # it was tried again and is done
+    found = failures([first, second, third])
+    assert found[0] == told
+    assert "which says why, is damaged" in found[1]["reason"]
+    assert len(found) == 2
