@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.bench.table import aggregate, as_markdown, by_cell, pareto
+from fedsim.core.metrics import METRICS
 
 
 def frames(scores: dict[tuple[str, int], list[float]]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -18,7 +19,7 @@ def frames(scores: dict[tuple[str, int], list[float]]) -> tuple[pd.DataFrame, pd
         own = {**same, "attack": attack, "seed": seed}
         outcomes.append({**own, "verdict": "", **cost, "accuracy": 0.5 + 0.1 * seed})
         for client, psnr in enumerate(values):
-            numbers = dict.fromkeys(("mse", "psnr_registered", "lpips", "fft2d", "identified"))
+            numbers = dict.fromkeys((*METRICS, "identified"))
             about = {"round": 1, "client": client, "trial": 0, "seconds": 1.0}
             labels = {"label_true": 1, "label_recovered": 1}
             found = {"psnr": psnr, "ssim": psnr / 100}
