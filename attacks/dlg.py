@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedsim.attacks.matching.base import Count, LabelRule, MatchingAttack
 from fedsim.attacks.matching.objectives import Objective, SquaredL2
-from fedsim.attacks.matching.problem import Setting
+from fedsim.attacks.matching.problem import Problem
 from fedsim.attacks.matching.search import OptimizerName, ScheduleName
 
 
@@ -23,5 +23,5 @@ class Dlg(MatchingAttack):
     schedule: ScheduleName = "constant"
     labels: LabelRule = "joint"
 
-    def objective(self, setting: Setting) -> Objective:
+    def objective(self, problem: Problem) -> Objective:
         return SquaredL2()

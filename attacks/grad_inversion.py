@@ -14,7 +14,7 @@ from pydantic import Field
 from fedsim.attacks.deep_inversion import BatchNormName, DeepInversion
 from fedsim.attacks.matching.base import Count, Weight
 from fedsim.attacks.matching.priors import GroupConsistency, Term
-from fedsim.attacks.matching.problem import Setting
+from fedsim.attacks.matching.problem import Problem
 from fedsim.attacks.matching.search import Budget
 
 
@@ -28,9 +28,9 @@ class GradInversion(DeepInversion):
     group: Weight | None = None
     registered: bool = True
 
-    def terms(self, setting: Setting) -> list[Term]:
+    def terms(self, problem: Problem) -> list[Term]:
         group = Term("group", self.weight("group"), GroupConsistency(self.registered))
-        return [*super().terms(setting), group]
+        return [*super().terms(problem), group]
 
     def budget(self) -> Budget:
         return replace(super().budget(), langevin=self.weight("langevin"))

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedsim.attacks.matching.derivatives import choose_way
-from fedsim.attacks.matching.local_steps import OptimizerMemory, SurrogateMatcher, UnrolledMatcher
+from fedsim.attacks.matching.local_steps import OptimizerMemory, PathMatcher, UnrolledMatcher
 from fedsim.attacks.matching.matcher import GradientMatcher, Matcher, Way, silence
 from fedsim.attacks.matching.objectives import (
     Cosine,
@@ -219,7 +219,7 @@ def test_a_surrogate_point_explains_several_steps_better_than_the_start() -> Non
     update = local_update(tiny(), [(images, labels)] * 8, protocol)
     target = Target({n: -t for n, t in update.tensors.items()})
     start = GradientMatcher(tiny(), target, Cosine())
-    between = SurrogateMatcher(tiny(), target, Cosine(), delta=update.tensors)
+    between = PathMatcher(tiny(), target, Cosine(), delta=update.tensors)
     truth, classes = images[None], labels[None]
     assert float(between.value(truth, classes)) < 0.5 * float(start.value(truth, classes))
 
@@ -472,7 +472,7 @@ def test_the_surrogate_point_survives_a_resume(tmp_path: Path) -> None:
     target = Target({n: -t for n, t in update.tensors.items()})
 
     def run(page: Notebook | None, progress: Progress) -> torch.Tensor:
-        matcher = SurrogateMatcher(tiny(), target, Cosine(), delta=update.tensors)
+        matcher = PathMatcher(tiny(), target, Cosine(), delta=update.tensors)
         space = Pixels(pictures(2, 5, 4)[None], LOW, HIGH)
         budget = Budget(40, save_seconds=0.0)
         return search(matcher, space, labels[None], budget, progress=progress, notebook=page).images

@@ -321,7 +321,7 @@ def test_mistakes_of_a_generator_are_found_before_any_round() -> None:
     with pytest.raises(SpecError, match="say where it is"):
         prepare(spec_of("threat=D", "attacks=[{name: gias}]"))
     with pytest.raises(AttackError, match="labels: joint belongs to pixels"):
-        Giml(labels="joint").problem(None, torch.device("cpu"))
+        Giml(labels="joint").task(None, torch.device("cpu"))
 
 
 def test_resuming_gives_the_same_numbers(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Matching attacks: from a View to the engine and back. Each attack says only what is its own.
+"""Matching attacks: from a View to the search and back. Each attack says only what is its own.
 
 A subclass names its objective and its priors; here stand the parameters they all share, the
 labels, what is to be matched, the start, and which kind of client is simulated.
@@ -17,13 +17,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.attacks.labels import Rule, batch_size_from_rank, momentum_pull, recover_labels
-from fedsim.attacks.matching.derivatives import EngineName, choose_way
+from fedsim.attacks.matching.derivatives import WayName, choose_way
 from fedsim.attacks.matching.layers import Part, select
-from fedsim.attacks.matching.local_steps import SurrogateMatcher, UnrolledMatcher
+from fedsim.attacks.matching.local_steps import PathMatcher, UnrolledMatcher
 from fedsim.attacks.matching.matcher import GradientMatcher, Matcher, Precision, Way
 from fedsim.attacks.matching.objectives import Objective, Target
 from fedsim.attacks.matching.priors import FeaturePrior, Term
-from fedsim.attacks.matching.problem import Setting, batches_of, protocol_of
+from fedsim.attacks.matching.problem import Problem, batches_of, protocol_of
 from fedsim.attacks.matching.search import (
     Budget,
     Film,
@@ -53,13 +53,13 @@ UNROLLED_AT_MOST = 16  # local steps; beyond, auto takes the surrogate, whose co
 
 
 @dataclass
-class Problem:
+class Task:
     """What one observation asks: find images whose update is the one observed."""
 
-    setting: Setting
+    problem: Problem
     matcher: Matching
     labels: Tensor  # (S, B) classes, or (S, B, C) logits
-    fingerprint: str  # tells this problem from others, in checkpoints
+    fingerprint: str  # tells this task from others, in checkpoints
     own: int | None = None  # images of this update, where others are searched with them
 
 
@@ -98,7 +98,7 @@ class MatchingAttack(ABC):
     schedule: ScheduleName | None = None
     warmup: Annotated[int, Field(ge=0)] = 0
     langevin: Weight | None = None
-    engine: EngineName = "auto"
+    engine: WayName = "auto"
     precision: Precision = "float32"
     compiled: bool = False
     box: bool = True
@@ -120,14 +120,14 @@ class MatchingAttack(ABC):
         return frozenset({"update", "weights", "architecture", "image_size", "normalisation"})
 
     @abstractmethod
-    def objective(self, setting: Setting) -> Objective:
+    def objective(self, problem: Problem) -> Objective:
         """How a gradient is compared with the one observed."""
 
-    def terms(self, setting: Setting) -> list[Term]:
+    def terms(self, problem: Problem) -> list[Term]:
         """Priors on the images."""
         return []
 
-    def features(self, setting: Setting) -> FeaturePrior | None:
+    def features(self, problem: Problem) -> FeaturePrior | None:
         """A prior on the BatchNorm features of the client's own model."""
         return None
 
@@ -135,12 +135,12 @@ class MatchingAttack(ABC):
         """From which share of the steps on the matching loss has which weight."""
         return ((0.0, 1.0),)
 
-    def stages(self, problem: Problem) -> list[Stage]:
+    def stages(self, task: Task) -> list[Stage]:
         """What is searched, one after the other; a later stage starts from the one before."""
-        low, high = problem.setting.box
+        low, high = task.problem.box
 
         def pixels(before: list[Tensor]) -> Parametrisation:
-            return Pixels(self._start(problem.setting), low, high, boxed=self.box)
+            return Pixels(self._start(task.problem), low, high, boxed=self.box)
 
         return [Stage("pixels", pixels, self.budget())]
 
@@ -149,29 +149,29 @@ class MatchingAttack(ABC):
     def reconstruct(
         self, view: View, *, device: torch.device, progress: Progress
     ) -> Reconstruction:
-        problem = self.problem(view, device)
-        found = self._search(problem, progress)
+        task = self.task(view, device)
+        found = self._search(task, progress)
         classes = found.labels
         if classes.is_floating_point():
             classes = classes.argmax(-1)
         return Reconstruction(
-            images=problem.setting.pixels(found.images)[: problem.own].cpu(),
-            labels=classes[: problem.own].cpu(),
+            images=task.problem.pixels(found.images)[: task.own].cpu(),
+            labels=classes[: task.own].cpu(),
             loss=found.loss,
             trace=found.trace,
             film={
-                step: problem.setting.pixels(frame)[: problem.own].cpu()
+                step: task.problem.pixels(frame)[: task.own].cpu()
                 for step, frame in found.film.items()
             },
-            notes=[*problem.setting.notes, *problem.matcher.notes, *found.notes],
+            notes=[*task.problem.notes, *task.matcher.notes, *found.notes],
         )
 
-    def problem(self, view: View, device: torch.device) -> Problem:
+    def task(self, view: View, device: torch.device) -> Task:
         """What is to be matched, with which labels, and by which matcher."""
-        setting = self._setting(view, device)
-        objective, features = self.objective(setting), self.features(setting)
-        target = self._target(setting, objective)
-        labels = self._labels(setting)
+        problem = self._problem(view, device)
+        objective, features = self.objective(problem), self.features(problem)
+        target = self._target(problem, objective)
+        labels = self._labels(problem)
 
         def make(way: Way) -> Matcher:
             options: dict[str, Any] = {
@@ -180,52 +180,52 @@ class MatchingAttack(ABC):
                 "compiled": self.compiled and way == "first_order",
                 "features": features,
             }
-            model = copy.deepcopy(setting.model)
-            if setting.local == "unroll":
+            model = copy.deepcopy(problem.model)
+            if problem.local == "unroll":
                 return UnrolledMatcher(
                     model,
                     target,
                     objective,
                     protocol=protocol_of(view),
-                    batches=setting.batches,
+                    batches=problem.batches,
                     **options,
                 )
-            if setting.local == "surrogate":
-                delta = setting.update.tensors
-                return SurrogateMatcher(model, target, objective, delta=delta, **options)
+            if problem.local == "surrogate":
+                delta = problem.update.tensors
+                return PathMatcher(model, target, objective, delta=delta, **options)
             return GradientMatcher(model, target, objective, **options)
 
-        shape = (min(2, self.seeds), setting.count, 3, setting.side, setting.side)
+        shape = (min(2, self.seeds), problem.count, 3, problem.side, problem.side)
         trial = torch.randn(shape, generator=view.coin("trial")).to(device)
         matcher, words = choose_way(make, self.engine, trial, labels[:2])
-        setting.notes.append(words)
+        problem.notes.append(words)
         told = f"{self} {sorted(target.names)} {matcher.way} {sorted(view.granted)}"
-        return Problem(setting, matcher, labels, told)
+        return Task(problem, matcher, labels, told)
 
-    def _search(self, problem: Problem, progress: Progress) -> Found:
+    def _search(self, task: Task, progress: Progress) -> Found:
         """Every stage in turn; one that was done before a crash is not done again."""
-        view, stages = problem.setting.view, self.stages(problem)
+        view, stages = task.problem.view, self.stages(task)
         whole = sum(stage.budget.steps for stage in stages)
         at, trace, film = 0, list[tuple[int, float]](), Film()
         found: Found | None = None
         for stage in stages:
             space = stage.space(found.variables if found is not None else [])
             page = view.notebook.page(f"{stage.name}-done") if view.notebook else None
-            found = restored(page, space, problem.matcher, problem.fingerprint)
+            found = restored(page, space, task.matcher, task.fingerprint)
             if found is None:
                 found = search(
-                    problem.matcher,
+                    task.matcher,
                     space,
-                    problem.labels,
+                    task.labels,
                     stage.budget,
-                    terms=self.terms(problem.setting),
+                    terms=self.terms(task.problem),
                     generator=view.coin(f"steps {stage.name}"),
                     progress=_shifted(progress, at, whole),
                     notebook=view.notebook,
-                    fingerprint=f"{stage.name} {problem.fingerprint}",
+                    fingerprint=f"{stage.name} {task.fingerprint}",
                 )
                 if page is not None and stage is not stages[-1]:
-                    keep(page, found, problem.matcher, problem.fingerprint)
+                    keep(page, found, task.matcher, task.fingerprint)
             trace += [(at + step, loss) for step, loss in found.trace]
             film |= {at + step: frame for step, frame in found.film.items()}
             at += stage.budget.steps
@@ -248,7 +248,7 @@ class MatchingAttack(ABC):
             save_seconds=self.checkpoint_seconds,
         )
 
-    def _setting(self, view: View, device: torch.device) -> Setting:
+    def _problem(self, view: View, device: torch.device) -> Problem:
         model = view.model().to(device)
         seen = view.informed(model) if self.adaptive else Informed(view.update)
         update, notes = seen.update, list(seen.notes)
@@ -267,7 +267,7 @@ class MatchingAttack(ABC):
             count = max(max(rows) for rows in batches) + 1
         masked = self.masked or seen.masked
         side = view.image_size
-        return Setting(view, device, model, update, side, count, batches, local, masked, notes)
+        return Problem(view, device, model, update, side, count, batches, local, masked, notes)
 
     def _local(
         self, view: View, update: Update, batches: list[list[int]], notes: list[str]
@@ -289,80 +289,80 @@ class MatchingAttack(ABC):
             return "single"
         return "unroll" if len(batches) <= UNROLLED_AT_MOST else "surrogate"
 
-    def _target(self, setting: Setting, objective: Objective) -> Target:
-        names = select(setting.model, setting.update.tensors, parts=self.parts, blocks=self.blocks)
-        wanted = {n: setting.update.tensors[n].to(setting.device).float() for n in names}
+    def _target(self, problem: Problem, objective: Objective) -> Target:
+        names = select(problem.model, problem.update.tensors, parts=self.parts, blocks=self.blocks)
+        wanted = {n: problem.update.tensors[n].to(problem.device).float() for n in names}
         if self.precision == "float64":
-            wanted = {n: setting.update.tensors[n].to(setting.device).double() for n in names}
-        if setting.update.kind == "delta" and setting.local != "unroll":
-            wanted = self._as_gradient(setting, wanted, objective)
-        elif setting.update.kind == "gradient" and setting.local == "unroll":
+            wanted = {n: problem.update.tensors[n].to(problem.device).double() for n in names}
+        if problem.update.kind == "delta" and problem.local != "unroll":
+            wanted = self._as_gradient(problem, wanted, objective)
+        elif problem.update.kind == "gradient" and problem.local == "unroll":
             wanted = {name: -tensor for name, tensor in wanted.items()}  # see _protocol
-        return Target(wanted, masked=setting.masked)
+        return Target(wanted, masked=problem.masked)
 
     def _as_gradient(
-        self, setting: Setting, delta: dict[str, Tensor], objective: Objective
+        self, problem: Problem, delta: dict[str, Tensor], objective: Objective
     ) -> dict[str, Tensor]:
         """The mean gradient behind a weight delta, as far as the protocol is known."""
-        view = setting.view
-        if setting.local == "surrogate" or not view.grants("learning_rate"):
+        view = problem.view
+        if problem.local == "surrogate" or not view.grants("learning_rate"):
             if not getattr(objective, "scale_free", False):
                 raise AttackError(
                     "the size of a gradient cannot be told from this weight delta; only an "
                     "objective that compares directions (cosine) can match it."
                 )
             return {name: -tensor for name, tensor in delta.items()}
-        pull, decay = float(len(setting.batches)), 0.0
+        pull, decay = float(len(problem.batches)), 0.0
         if view.grants("optimizer"):
             decay = view.protocol().weight_decay
-            pull = momentum_pull(view.protocol(), len(setting.batches))
-        weights = dict(setting.model.named_parameters())
+            pull = momentum_pull(view.protocol(), len(problem.batches))
+        weights = dict(problem.model.named_parameters())
         scale = 1 / (view.learning_rate * pull)
         return {n: -scale * t - decay * weights[n].detach() for n, t in delta.items()}
 
-    def _labels(self, setting: Setting) -> Tensor:
+    def _labels(self, problem: Problem) -> Tensor:
         """Labels (S, B) for every seed, or the logits of soft ones."""
-        view, count = setting.view, setting.count
+        view, count = problem.view, problem.count
         if self.labels == "joint":
-            classes = _classes(setting.model)
+            classes = _classes(problem.model)
             coin = view.coin("labels")
             soft = torch.randn(self.seeds, count, classes, generator=coin)
-            return soft.to(setting.device)
+            return soft.to(problem.device)
         if view.grants("oracle_labels"):
             labels = view.oracle_labels
         else:
-            protocol, steps = None, len(setting.batches)
+            protocol, steps = None, len(problem.batches)
             knows = view.grants("optimizer") and view.grants("learning_rate")
             if knows:
                 protocol = view.protocol()
             labels = recover_labels(
-                setting.update, setting.model, count, self.labels, protocol=protocol, steps=steps
+                problem.update, problem.model, count, self.labels, protocol=protocol, steps=steps
             )
-        return labels.to(setting.device).expand(self.seeds, -1)
+        return labels.to(problem.device).expand(self.seeds, -1)
 
-    def _start(self, setting: Setting) -> Tensor:
+    def _start(self, problem: Problem) -> Tensor:
         """Where the search starts: normalised images (S, B, 3, H, W)."""
-        shape = (self.seeds, setting.count, 3, setting.side, setting.side)
-        coin = setting.view.coin()
-        noise = torch.randn(shape, generator=coin).to(setting.device)
+        shape = (self.seeds, problem.count, 3, problem.side, problem.side)
+        coin = problem.view.coin()
+        noise = torch.randn(shape, generator=coin).to(problem.device)
         if self.init == "noise":
             return noise
         if self.init == "uniform":
-            return setting.normalised(torch.rand(shape, generator=coin))
+            return problem.normalised(torch.rand(shape, generator=coin))
         if self.init == "grey":
-            return setting.normalised(torch.full(shape, 0.5)) + 0.01 * noise
+            return problem.normalised(torch.full(shape, 0.5)) + 0.01 * noise
         try:
             solved = PatchSolve().reconstruct(
-                setting.view, device=setting.device, progress=no_progress
+                problem.view, device=problem.device, progress=no_progress
             )
         except (AttackError, NotGranted) as error:
-            setting.notes.append(f"no closed form to start from: {error}")
+            problem.notes.append(f"no closed form to start from: {error}")
             return noise
-        setting.notes += [f"start: patch_solve; {note}" for note in solved.notes]
-        images = solved.images[:1].expand(setting.count, -1, -1, -1)
-        spread = torch.full((self.seeds, 1, 1, 1, 1), 0.1, device=setting.device)
-        spread[0] = 0.0 if setting.count == 1 else 0.1  # the first seed starts at the solution
-        return setting.normalised(images) + spread * noise
+        problem.notes += [f"start: patch_solve; {note}" for note in solved.notes]
+        images = solved.images[:1].expand(problem.count, -1, -1, -1)
+        spread = torch.full((self.seeds, 1, 1, 1, 1), 0.1, device=problem.device)
+        spread[0] = 0.0 if problem.count == 1 else 0.1  # the first seed starts at the solution
+        return problem.normalised(images) + spread * noise
 
 
 def _shifted(progress: Progress, before: int, whole: int) -> Progress:

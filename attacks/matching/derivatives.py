@@ -12,11 +12,11 @@ from torch import Tensor
 from fedsim.attacks.matching.matcher import AGREEMENT, Match, Matcher, Way
 from fedsim.core.errors import AttackError
 
-EngineName = Literal["auto", "first_order", "double"]
+WayName = Literal["auto", "first_order", "double"]
 
 
 def choose_way(
-    make: Callable[[Way], Matcher], engine: EngineName, images: Tensor, labels: Tensor
+    make: Callable[[Way], Matcher], engine: WayName, images: Tensor, labels: Tensor
 ) -> tuple[Matcher, str]:
     """The matcher to use, and why.
 

@@ -1,4 +1,4 @@
-"""Setting: one observation as a matching attack sees it, and which images stand behind it."""
+"""Problem: one observation as a matching attack sees it, and which images stand behind it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedsim.core.learning import Protocol, Update
 
 
 @dataclass
-class Setting:
+class Problem:
     """One observation as a matching attack sees it."""
 
     view: View
