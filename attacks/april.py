@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsim.attacks.matching.base import MatchingAttack, Weight
-from fedsim.attacks.matching.layers import transformer_parts
-from fedsim.attacks.matching.objectives import Objective, PositionCosine, SquaredL2
-from fedsim.attacks.matching.priors import Term, total_variation
-from fedsim.attacks.matching.problem import Problem
+from fedsim.attacks.matching import (
+    MatchingAttack,
+    Objective,
+    PositionCosine,
+    Problem,
+    SquaredL2,
+    Term,
+    Weight,
+    total_variation,
+)
+from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.errors import AttackError
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedsim.attacks.matching.base import MatchingAttack, Weight
-from fedsim.attacks.matching.objectives import Objective, ObjectiveName, objective_of
-from fedsim.attacks.matching.priors import (
+from fedsim.attacks.matching import (
     FeaturePrior,
+    MatchingAttack,
+    Objective,
+    ObjectiveName,
+    Phases,
+    Problem,
     Term,
-    batch_statistics,
+    Weight,
     l2_norm,
-    running_statistics,
-    to_device,
+    objective_of,
     total_variation,
     total_variation_norm,
 )
-from fedsim.attacks.matching.problem import Problem
+from fedsim.attacks.matching.priors import batch_statistics, running_statistics, to_device
 from fedsim.core.knowledge import Statistics
 
 BatchNormName = Literal["auto", "exact", "running", "none"]
@@ -57,7 +59,7 @@ class DeepInversion(MatchingAttack):
     def objective(self, problem: Problem) -> Objective:
         return objective_of(self.cost or ("layer_l2" if self.preset == "paper" else "cosine"))
 
-    def phases(self) -> tuple[tuple[float, float], ...]:
+    def phases(self) -> Phases:
         return ((0.0, self.weight("matching")),)
 
     def terms(self, problem: Problem) -> list[Term]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.attacks.deep_inversion import BatchNormName, batchnorm_prior
@@ -23,18 +22,31 @@ from fedsim.attacks.generators import (
     latent_size,
     latents_of,
 )
-from fedsim.attacks.matching.base import Count, MatchingAttack, Stage, Task, Weight
-from fedsim.attacks.matching.objectives import Objective, ObjectiveName, objective_of
-from fedsim.attacks.matching.priors import FeaturePrior, Term, total_variation
-from fedsim.attacks.matching.problem import Problem
-from fedsim.attacks.matching.search import ScheduleName
-from fedsim.attacks.matching.spaces import Latents, Parametrisation, Pixels, Weights
+from fedsim.attacks.matching import (
+    Count,
+    FeaturePrior,
+    Latents,
+    MatchingAttack,
+    Objective,
+    ObjectiveName,
+    Parametrisation,
+    Pixels,
+    Problem,
+    Rate,
+    ScheduleName,
+    Stage,
+    Task,
+    Term,
+    Weight,
+    Weights,
+    objective_of,
+    total_variation,
+)
 from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.knowledge import View
 from fedsim.core.observation import checksum
 
 SpaceName = Literal["x", "z", "w", "z/x", "z/w"]
-Rate = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +157,7 @@ class _Spaces:
     def pixels(self, before: list[Tensor]) -> Parametrisation:
         problem, attack = self.task.problem, self.attack
         low, high = problem.box
-        start = attack._start(problem)
+        start = attack.start(problem)
         if before:
             with torch.no_grad():
                 start = self.latents([], start=before[0]).images()

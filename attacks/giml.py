@@ -15,20 +15,26 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from PIL import Image
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.attacks.generators import generate, generator_metadata, load_generator, save_generator
-from fedsim.attacks.gias import Gias, Rate, SpaceName, centre_of, draw_latents
-from fedsim.attacks.matching.base import Count, Task, Weight
-from fedsim.attacks.matching.priors import total_variation
-from fedsim.attacks.matching.problem import Problem
-from fedsim.attacks.matching.search import Budget, search
-from fedsim.attacks.matching.spaces import Latents
+from fedsim.attacks.gias import Gias, SpaceName, centre_of, draw_latents
+from fedsim.attacks.matching import (
+    Budget,
+    Count,
+    Latents,
+    Natural,
+    Problem,
+    Rate,
+    Task,
+    Weight,
+    search,
+    total_variation,
+)
 from fedsim.core.attack import Lesson, Progress, no_progress
 from fedsim.core.errors import AttackError, ObservationError
 from fedsim.core.files import write_atomically
@@ -68,7 +74,7 @@ class Giml(Gias):
     beta: Rate = 1.0
     outer_lr: Rate = 1e-2
     lessons: Count | None = None
-    after: Annotated[int, Field(ge=0)] | None = None
+    after: Natural | None = None
     snapshot: Count | None = None
 
     @property

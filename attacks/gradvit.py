@@ -10,20 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedsim.attacks.matching.base import Count, MatchingAttack, Weight
-from fedsim.attacks.matching.layers import transformer_parts
-from fedsim.attacks.matching.objectives import Objective, ObjectiveName, objective_of
-from fedsim.attacks.matching.priors import (
+from fedsim.attacks.matching import (
+    Budget,
+    Count,
     GroupConsistency,
+    MatchingAttack,
+    Objective,
+    ObjectiveName,
     PatchPrior,
+    Phases,
     PriorNetwork,
+    Problem,
     Term,
+    Weight,
     l2_norm,
+    objective_of,
     total_variation,
     total_variation_norm,
 )
-from fedsim.attacks.matching.problem import Problem
-from fedsim.attacks.matching.search import Budget
+from fedsim.attacks.transformers import transformer_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +92,7 @@ class GradVit(MatchingAttack):
     def objective(self, problem: Problem) -> Objective:
         return objective_of(self.cost or ("layer_l2" if self.preset == "paper" else "cosine"))
 
-    def phases(self) -> tuple[tuple[float, float], ...]:
+    def phases(self) -> Phases:
         weight = self.weights()["matching"]
         return ((0.0, weight), (0.5, weight / 2)) if self.scheduled else ((0.0, weight),)
 

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsim.attacks.matching.base import MatchingAttack, Weight
-from fedsim.attacks.matching.objectives import Objective, ObjectiveName, objective_of
-from fedsim.attacks.matching.priors import Term, total_variation
-from fedsim.attacks.matching.problem import Problem
-from fedsim.attacks.matching.search import OptimizerName, ScheduleName
+from fedsim.attacks.matching import (
+    MatchingAttack,
+    Objective,
+    ObjectiveName,
+    OptimizerName,
+    Problem,
+    ScheduleName,
+    Term,
+    Weight,
+    objective_of,
+    total_variation,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsim.attacks.inverting_gradients import InvertingGradients
-from fedsim.attacks.matching.base import Count, Task
-from fedsim.attacks.matching.matcher import Match
-from fedsim.attacks.matching.search import Matching
+from fedsim.attacks.matching import Count, Match, Matching, Task
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 
@@ -50,7 +48,7 @@ class Joint(InvertingGradients):
         )
         matcher = JointMatcher([task.matcher for task in tasks], rows)
         fingerprints = " ".join(task.fingerprint for task in tasks)
-        return Task(problem, matcher, labels, f"{rows} {fingerprints}", own=len(rows[0]))
+        return Task(problem, matcher, labels, f"{rows} {fingerprints}", wanted=len(rows[0]))
 
 
 def share_images(labels: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fedsim.attacks.closed.frame import ClosedForm, Solved, fold_patches, uploaded
 from fedsim.attacks.closed.solvers import RidgeSolution, ridge_solve
-from fedsim.attacks.matching.layers import transformer_parts
+from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
 from fedsim.core.errors import AttackError

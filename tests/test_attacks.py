@@ -294,3 +294,12 @@ def test_a_wrong_parameter_is_one_sentence(params: dict, expected: str) -> None:
     with pytest.raises(SpecError) as caught:
         create_attack("inverting_gradients", **params)
     assert expected in str(caught.value)
+
+
+def test_a_spec_names_the_parameters_of_every_group_flat() -> None:
+    given = {"steps": 400, "seeds": 4, "init": "grey", "labels": "min", "local": "single"}
+    made = create_attack("gradvit", engine="double", blocks=[1, 2], **given)
+    assert {name: getattr(made, name) for name in given} == given
+    assert made.budget().steps == 400
+    with pytest.raises(SpecError, match=r"did you mean 'seeds'\?.*it takes: steps, .*engine.*init"):
+        create_attack("gradvit", seedz=4)

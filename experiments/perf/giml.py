@@ -22,7 +22,7 @@ import torch
 from fedsim.attacks.generators import generate
 from fedsim.attacks.gias import draw_latents
 from fedsim.attacks.giml import Giml, MetaLearner
-from fedsim.attacks.matching.base import Task
+from fedsim.attacks.matching import Task
 from fedsim.attacks.matching.priors import total_variation
 from fedsim.audit.stages import federate
 from fedsim.campaign.jobs import Handout, traffic_of
