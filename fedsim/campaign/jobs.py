@@ -5,7 +5,6 @@ What it is, where its result goes, what it is handed, and how it is done here an
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +33,7 @@ from fedsim.core.observation import (
     read_observation,
 )
 from fedsim.core.prior_networks import load_prior
+from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Component, ModelSpec, ThreatSpec
 from fedsim.defenses import create_defenses
 
@@ -78,8 +78,7 @@ class Job:
         return self.result.with_suffix(".failed.json")
 
     def seed(self, seed: int) -> int:
-        text = f"{seed} {self.label} {self.round} {self.client} {self.trial}".encode()
-        return int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
+        return seed_from(f"{seed} {self.label} {self.round} {self.client} {self.trial}")
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,7 @@ class LessonJob:
         return self.result.with_suffix(".failed.json")
 
     def seed(self, seed: int) -> int:
-        text = f"{seed} {self.memory.name}".encode()
-        return int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
+        return seed_from(f"{seed} {self.memory.name}")
 
 
 AnyJob = Job | LessonJob
