@@ -45,6 +45,7 @@ from fedsim.attacks.matching import (
 from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.knowledge import View
 from fedsim.core.observation import checksum
+from fedsim.core.spec import Spec
 
 SpaceName = Literal["x", "z", "w", "z/x", "z/w"]
 
@@ -97,10 +98,10 @@ class Gias(MatchingAttack):
             )
         return super().task(view, device)
 
-    def check(self, side: int) -> None:
+    def check_spec(self, spec: Spec) -> None:
         """Find out before any round runs whether a fresh generator can be made."""
         if self.space != "x" and not self._trained:
-            self.fresh(side, seed=0)
+            self.fresh(spec.data.image_size, seed=0)
 
     def objective(self, problem: Problem) -> Objective:
         return objective_of(self.cost)

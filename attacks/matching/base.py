@@ -22,7 +22,7 @@ from fedsim.attacks.matching.problem import ClientParameters, Problem
 from fedsim.attacks.matching.stages import Stage, Task, search_stages
 from fedsim.attacks.matching.start import StartParameters
 from fedsim.attacks.matching.target import TargetParameters
-from fedsim.core.attack import Progress, Reconstruction
+from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.knowledge import View
 
 
@@ -34,6 +34,7 @@ class MatchingAttack(
     StartParameters,
     DerivativeParameters,
     BudgetParameters,
+    Attack,
     ABC,
 ):
     """What every matching attack does. Its parameters are those of its groups, last group first."""

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from fedsim.attacks import create_attack
 from fedsim.attacks.generators import load_generator
-from fedsim.core.attack import Learner, Lesson, Progress, Reconstruction, no_progress
+from fedsim.core.attack import (
+    Learner,
+    Lesson,
+    Progress,
+    Reconstruction,
+    no_progress,
+    reads_traffic,
+)
 from fedsim.core.defense import Informed
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import AttackError, NotGranted
@@ -190,7 +197,7 @@ def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) ->
     """Give one lesson here and now."""
     attack = create_attack(job.attack.name, **job.attack.params)
     assert isinstance(attack, Learner)
-    if "traffic" not in handout.granted:
+    if not reads_traffic(attack, handout.granted):
         raise NotGranted(f"{job.name} needs the traffic, which the threat model does not grant.")
     seed, ledger = job.seed(handout.seed), list[str]()
     traffic = traffic_of(job.observations, handout, job.round, seed, ledger)
