@@ -29,6 +29,7 @@ from fedsim.attacks.closed.solvers import RidgeSolution, ridge_solve
 from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
+from fedsim.core.epochs import samples_of_epoch, steps_of_round
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.models import VitParts
@@ -125,10 +126,9 @@ def without_decay(view: View, model: nn.Module, notes: list[str]) -> dict[str, T
     if protocol.weight_decay == 0 or not view.grants("local_steps"):
         return delta
     steps, epochs = view.local_steps
-    if epochs:
-        steps = epochs * max(1, -(-round(view.update.num_examples / epochs) // view.batch_size))
+    samples = samples_of_epoch(view.update.num_examples, epochs) if epochs else 0
     weight, memory = 1.0, 0.0
-    for _ in range(steps or 1):
+    for _ in range(steps_of_round(steps, epochs, samples, view.batch_size)):
         memory = protocol.momentum * memory + protocol.weight_decay * weight
         weight -= protocol.lr * memory
     own = dict(model.named_parameters())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedsim.attacks.labels import batch_size_from_rank
 from fedsim.attacks.matching.ranges import Count
 from fedsim.core.defense import Informed
+from fedsim.core.epochs import epoch_rows, samples_of_epoch
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.learning import Protocol, Update
@@ -125,9 +126,8 @@ def _batches(view: View, update: Update, size: int, pictures: int | None) -> lis
         return [list(range(pictures or size))]
     steps, epochs = view.local_steps
     if epochs:
-        count = pictures or max(1, round(update.num_examples / epochs))
-        once = [list(range(at, min(at + size, count))) for at in range(0, count, size)]
-        return once * epochs
+        count = pictures or samples_of_epoch(update.num_examples, epochs)
+        return [list(rows) for rows in epoch_rows(count, size)] * epochs
     total = (steps or 1) * size
     count = min(pictures or total, total)
     return [
