@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedsim.core.attack import Attack
+from fedsim.core.attack import Attack, complete
 from fedsim.core.errors import SpecError
 from fedsim.core.knowledge import FIELDS
 from fedsim.core.registry import build
@@ -44,6 +44,7 @@ def create_attack(name: str, **params: Any) -> Attack:
         raise SpecError(
             f"the attack '{name}' has no method reconstruct(view, *, device, progress)."
         )
+    complete(type(attack))
     unknown = set(getattr(attack, "needs", ())) - set(FIELDS)
     if unknown or not hasattr(attack, "needs"):
         raise SpecError(f"the attack '{name}' must say what it needs, of: {', '.join(FIELDS)}.")

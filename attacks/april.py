@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsim.attacks.matching.base import MatchingAttack, Weight
-from fedsim.attacks.matching.layers import transformer_parts
-from fedsim.attacks.matching.objectives import Objective, PositionCosine, SquaredL2
-from fedsim.attacks.matching.priors import Term, total_variation
-from fedsim.attacks.matching.problem import Setting
+from fedsim.attacks.matching import (
+    MatchingAttack,
+    Objective,
+    PositionCosine,
+    Problem,
+    SquaredL2,
+    Term,
+    Weight,
+    total_variation,
+)
+from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.errors import AttackError
 
 
@@ -23,13 +29,13 @@ class April(MatchingAttack):
     alpha: Weight = 1.0
     tv: Weight = 0.0
 
-    def objective(self, setting: Setting) -> Objective:
-        position = transformer_parts(setting.model, "april").position
-        if position is None or position not in setting.update.tensors:
+    def objective(self, problem: Problem) -> Objective:
+        position = transformer_parts(problem.model, "april").position
+        if position is None or position not in problem.update.tensors:
             raise AttackError(
                 "april needs the gradient of a learned position embedding; the update has none."
             )
         return PositionCosine(SquaredL2(), position, self.alpha)
 
-    def terms(self, setting: Setting) -> list[Term]:
+    def terms(self, problem: Problem) -> list[Term]:
         return [Term("tv", self.tv, total_variation)]

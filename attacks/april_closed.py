@@ -18,7 +18,7 @@ from torch import nn
 
 from fedsim.attacks.closed.frame import ClosedForm, Solved, fold_patches, uploaded
 from fedsim.attacks.closed.solvers import ridge_solve
-from fedsim.attacks.matching.layers import transformer_parts
+from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View

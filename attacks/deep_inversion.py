@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedsim.attacks.matching.base import MatchingAttack, Weight
-from fedsim.attacks.matching.objectives import Objective, ObjectiveName, objective_of
-from fedsim.attacks.matching.priors import (
+from fedsim.attacks.matching import (
     FeaturePrior,
+    MatchingAttack,
+    Objective,
+    ObjectiveName,
+    Phases,
+    Problem,
     Term,
-    batch_statistics,
+    Weight,
     l2_norm,
-    running_statistics,
-    to_device,
+    objective_of,
     total_variation,
     total_variation_norm,
 )
-from fedsim.attacks.matching.problem import Setting
+from fedsim.attacks.matching.priors import batch_statistics, running_statistics, to_device
 from fedsim.core.knowledge import Statistics
 
 BatchNormName = Literal["auto", "exact", "running", "none"]
@@ -54,47 +56,47 @@ class DeepInversion(MatchingAttack):
         given: float | None = getattr(self, name)
         return PRESETS[self.preset][name] if given is None else given
 
-    def objective(self, setting: Setting) -> Objective:
+    def objective(self, problem: Problem) -> Objective:
         return objective_of(self.cost or ("layer_l2" if self.preset == "paper" else "cosine"))
 
-    def phases(self) -> tuple[tuple[float, float], ...]:
+    def phases(self) -> Phases:
         return ((0.0, self.weight("matching")),)
 
-    def terms(self, setting: Setting) -> list[Term]:
+    def terms(self, problem: Problem) -> list[Term]:
         variation = total_variation if self.preset == "cpu" else total_variation_norm
         return [
             Term("tv", self.weight("tv"), variation),
             Term("l2", self.weight("l2"), l2_norm),
         ]
 
-    def features(self, setting: Setting) -> FeaturePrior | None:
-        # The engine weighs what the matcher returns by the matching's weight; undo that here.
+    def features(self, problem: Problem) -> FeaturePrior | None:
+        # The search weighs what the matcher returns by the matching's weight; undo that here.
         relative = self.weight("bn") / max(self.weight("matching"), 1e-12)
-        return batchnorm_prior(setting, self.batchnorm, relative, self.bn_first)
+        return batchnorm_prior(problem, self.batchnorm, relative, self.bn_first)
 
 
 def batchnorm_prior(
-    setting: Setting, which: BatchNormName, weight: float, first: float = 10.0
+    problem: Problem, which: BatchNormName, weight: float, first: float = 10.0
 ) -> FeaturePrior | None:
     """A prior on the BatchNorm features of the client's model; what it rests on is noted."""
     if weight == 0 or which == "none":
         return None
-    statistics, words = _statistics(setting, which)
+    statistics, words = _statistics(problem, which)
     if not statistics:
-        setting.notes.append(f"no BatchNorm prior: {words}")
+        problem.notes.append(f"no BatchNorm prior: {words}")
         return None
-    setting.notes.append(f"BatchNorm prior: {words}")
-    return FeaturePrior(to_device(statistics, setting.device), weight, first)
+    problem.notes.append(f"BatchNorm prior: {words}")
+    return FeaturePrior(to_device(statistics, problem.device), weight, first)
 
 
-def _statistics(setting: Setting, which: BatchNormName) -> tuple[Statistics, str]:
+def _statistics(problem: Problem, which: BatchNormName) -> tuple[Statistics, str]:
     if which in ("auto", "exact"):
-        if setting.view.grants("batch_statistics"):
-            return setting.view.batch_statistics, "statistics of the batch, as granted"
-        uploaded = batch_statistics(setting.model, setting.update)
+        if problem.view.grants("batch_statistics"):
+            return problem.view.batch_statistics, "statistics of the batch, as granted"
+        uploaded = batch_statistics(problem.model, problem.update)
         if uploaded:
             return uploaded, "statistics of the batch, from the uploaded buffers"
         if which == "exact":
             return {}, "the update shows no statistics of its batch"
-    statistics = running_statistics(setting.model)
+    statistics = running_statistics(problem.model)
     return statistics, "the model's running statistics" if statistics else "it has no layer"

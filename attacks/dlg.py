@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field
-
-from fedsim.attacks.matching.base import Count, LabelRule, MatchingAttack
-from fedsim.attacks.matching.objectives import Objective, SquaredL2
-from fedsim.attacks.matching.problem import Setting
-from fedsim.attacks.matching.search import OptimizerName, ScheduleName
+from fedsim.attacks.matching import (
+    Count,
+    LabelRule,
+    MatchingAttack,
+    Objective,
+    OptimizerName,
+    Problem,
+    Rate,
+    ScheduleName,
+    SquaredL2,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +22,10 @@ class Dlg(MatchingAttack):
     """No prior at all: what the gradient alone determines. The authors' steps are L-BFGS."""
 
     steps: Count = 300
-    lr: Annotated[float, Field(gt=0)] = 1.0
+    lr: Rate = 1.0
     optimizer: OptimizerName = "lbfgs"
     schedule: ScheduleName = "constant"
     labels: LabelRule = "joint"
 
-    def objective(self, setting: Setting) -> Objective:
+    def objective(self, problem: Problem) -> Objective:
         return SquaredL2()

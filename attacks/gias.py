@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.attacks.deep_inversion import BatchNormName, batchnorm_prior
@@ -23,18 +22,32 @@ from fedsim.attacks.generators import (
     latent_size,
     latents_of,
 )
-from fedsim.attacks.matching.base import Count, MatchingAttack, Problem, Stage, Weight
-from fedsim.attacks.matching.objectives import Objective, ObjectiveName, objective_of
-from fedsim.attacks.matching.priors import FeaturePrior, Term, total_variation
-from fedsim.attacks.matching.problem import Setting
-from fedsim.attacks.matching.search import ScheduleName
-from fedsim.attacks.matching.spaces import Latents, Parametrisation, Pixels, Weights
+from fedsim.attacks.matching import (
+    Count,
+    FeaturePrior,
+    Latents,
+    MatchingAttack,
+    Objective,
+    ObjectiveName,
+    Parametrisation,
+    Pixels,
+    Problem,
+    Rate,
+    ScheduleName,
+    Stage,
+    Task,
+    Term,
+    Weight,
+    Weights,
+    objective_of,
+    total_variation,
+)
 from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.knowledge import View
 from fedsim.core.observation import checksum
+from fedsim.core.spec import Spec
 
 SpaceName = Literal["x", "z", "w", "z/x", "z/w"]
-Rate = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,33 +91,33 @@ class Gias(MatchingAttack):
             return False
         return self.trained if self.trained is not None else self.space != "w"
 
-    def problem(self, view: View, device: torch.device) -> Problem:
+    def task(self, view: View, device: torch.device) -> Task:
         if self.labels == "joint":
             raise AttackError(
                 "labels: joint belongs to pixels alone; a search through a generator reads them."
             )
-        return super().problem(view, device)
+        return super().task(view, device)
 
-    def check(self, side: int) -> None:
+    def check_spec(self, spec: Spec) -> None:
         """Find out before any round runs whether a fresh generator can be made."""
         if self.space != "x" and not self._trained:
-            self.fresh(side, seed=0)
+            self.fresh(spec.data.image_size, seed=0)
 
-    def objective(self, setting: Setting) -> Objective:
+    def objective(self, problem: Problem) -> Objective:
         return objective_of(self.cost)
 
-    def terms(self, setting: Setting) -> list[Term]:
+    def terms(self, problem: Problem) -> list[Term]:
         return [Term("tv", self.tv, total_variation)]
 
-    def features(self, setting: Setting) -> FeaturePrior | None:
-        return batchnorm_prior(setting, self.batchnorm, self.bn)
+    def features(self, problem: Problem) -> FeaturePrior | None:
+        return batchnorm_prior(problem, self.batchnorm, self.bn)
 
-    def stages(self, problem: Problem) -> list[Stage]:
+    def stages(self, task: Task) -> list[Stage]:
         first, _, then = self.space.partition("/")
-        net = self.generator(problem.setting) if self.space != "x" else None
+        net = self.generator(task.problem) if self.space != "x" else None
         if net is not None:  # latents of one generator mean nothing to another
-            problem.fingerprint += f" {checksum(net.state_dict())}"
-        maker = _Spaces(self, problem, net)
+            task.fingerprint += f" {checksum(net.state_dict())}"
+        maker = _Spaces(self, task, net)
         plan = [(first, self.steps)] + ([(then, self.refine)] if then else [])
         rates = {"x": self.lr, "z": self.lr_z, "w": self.lr_w}
         budget = self.budget()
@@ -113,11 +126,11 @@ class Gias(MatchingAttack):
             for name, steps in plan
         ]
 
-    def generator(self, setting: Setting) -> nn.Module:
+    def generator(self, problem: Problem) -> nn.Module:
         """The generator whose space is searched."""
         if self._trained:
-            return setting.view.generator().to(setting.device)
-        return self.fresh(setting.side, seed=0).to(setting.device)
+            return problem.view.generator().to(problem.device)
+        return self.fresh(problem.side, seed=0).to(problem.device)
 
     def fresh(self, side: int, *, seed: int) -> nn.Module:
         """A generator that has learned nothing yet."""
@@ -133,19 +146,19 @@ class Gias(MatchingAttack):
 
 @dataclass
 class _Spaces:
-    """The spaces of one attack on one problem."""
+    """The spaces of one attack on one task."""
 
     attack: Gias
-    problem: Problem
+    task: Task
     net: nn.Module | None
 
     def of(self, name: str) -> Any:
         return {"x": self.pixels, "z": self.latents, "w": self.weights}[name]
 
     def pixels(self, before: list[Tensor]) -> Parametrisation:
-        setting, attack = self.problem.setting, self.attack
-        low, high = setting.box
-        start = attack._start(setting)
+        problem, attack = self.task.problem, self.attack
+        low, high = problem.box
+        start = attack.start(problem)
         if before:
             with torch.no_grad():
                 start = self.latents([], start=before[0]).images()
@@ -153,21 +166,21 @@ class _Spaces:
         return Pixels(start, low, high, boxed=attack.box, grey=grey)
 
     def latents(self, before: list[Tensor], start: Tensor | None = None) -> Parametrisation:
-        setting, net = self.problem.setting, self._net()
+        problem, net = self.task.problem, self._net()
         start = self._drawn() if start is None else start
         return Latents(
             net,
             start,
-            self.problem.labels,
-            setting.normalised,
-            centre_of(net, setting.device),
+            self.task.labels,
+            problem.normalised,
+            centre_of(net, problem.device),
             self.attack.latent,
         )
 
     def weights(self, before: list[Tensor]) -> Parametrisation:
         net = self._net()
         latents = before[0] if before else self._drawn()
-        return Weights(net, latents, self.problem.labels, self.problem.setting.normalised)
+        return Weights(net, latents, self.task.labels, self.task.problem.normalised)
 
     def _net(self) -> nn.Module:
         assert self.net is not None
@@ -175,8 +188,8 @@ class _Spaces:
 
     def _drawn(self) -> Tensor:
         """Latents at random, (S, B, ...)."""
-        setting, net = self.problem.setting, self._net()
-        return draw_latents(net, self.attack.seeds, setting.count, setting.view.coin("latents"))
+        problem, net = self.task.problem, self._net()
+        return draw_latents(net, self.attack.seeds, problem.count, problem.view.coin("latents"))
 
 
 def draw_latents(net: nn.Module, seeds: int, count: int, coin: torch.Generator) -> Tensor:

@@ -15,20 +15,26 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from PIL import Image
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.attacks.generators import generate, generator_metadata, load_generator, save_generator
-from fedsim.attacks.gias import Gias, Rate, SpaceName, centre_of, draw_latents
-from fedsim.attacks.matching.base import Count, Problem, Weight
-from fedsim.attacks.matching.priors import total_variation
-from fedsim.attacks.matching.problem import Setting
-from fedsim.attacks.matching.search import Budget, search
-from fedsim.attacks.matching.spaces import Latents
+from fedsim.attacks.gias import Gias, SpaceName, centre_of, draw_latents
+from fedsim.attacks.matching import (
+    Budget,
+    Count,
+    Latents,
+    Natural,
+    Problem,
+    Rate,
+    Task,
+    Weight,
+    search,
+    total_variation,
+)
 from fedsim.core.attack import Lesson, Progress, no_progress
 from fedsim.core.errors import AttackError, ObservationError
 from fedsim.core.files import write_atomically
@@ -68,7 +74,7 @@ class Giml(Gias):
     beta: Rate = 1.0
     outer_lr: Rate = 1e-2
     lessons: Count | None = None
-    after: Annotated[int, Field(ge=0)] | None = None
+    after: Natural | None = None
     snapshot: Count | None = None
 
     @property
@@ -84,9 +90,10 @@ class Giml(Gias):
     @property
     def learner(self) -> str:
         """Attacks that learn alike share one memory, whatever they search afterwards."""
-        own = {"steps", "refine", "space", "seeds", "lr", "lr_w", "lr_z", "after", "schedule"}
-        told = {f.name: repr(getattr(self, f.name)) for f in fields(self) if f.name not in own}
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+        attacking = {"steps", "refine", "space", "seeds", "lr", "lr_w", "lr_z", "after", "schedule"}
+        names = [f.name for f in fields(self) if f.name not in attacking]
+        learning = {name: repr(getattr(self, name)) for name in names}
+        digest = hashlib.sha256(json.dumps(learning, sort_keys=True).encode()).hexdigest()[:8]
         return f"giml-{digest}"
 
     def lessons_before(self, rounds: int) -> int:
@@ -127,8 +134,8 @@ class Giml(Gias):
 
     # -- attacking with what it learned -------------------------------------------------------
 
-    def generator(self, setting: Setting) -> nn.Module:
-        view = setting.view
+    def generator(self, problem: Problem) -> nn.Module:
+        view = problem.view
         if view.memory is None:
             raise AttackError("giml attacks only after it has learned, in an audit of its own.")
         kept = sorted(view.memory.glob("step-*.safetensors"))
@@ -144,11 +151,11 @@ class Giml(Gias):
             )
         file = kept[steps.index(last)]
         seen = generator_metadata(file).get("observations", 0)
-        setting.notes.append(
+        problem.notes.append(
             f"generator learned from gradients alone: {last} meta-steps on {seen} observations"
         )
         chosen = GeneratorSpec(checkpoint=str(file))
-        return load_generator(chosen, image_size=setting.side).to(setting.device)
+        return load_generator(chosen, image_size=problem.side).to(problem.device)
 
 
 class MetaLearner:
@@ -168,7 +175,7 @@ class MetaLearner:
         self.outer = torch.optim.Adam(self.weights, lr=attack.outer_lr)
         self.step, self.losses = 0, list[list[float]]()
         self.samples = torch.empty(0, SHOWN, 3, self.side, self.side, dtype=torch.uint8)
-        self.engine, self.spread = attack.engine, 1.0
+        self.way, self.spread = attack.engine, 1.0
         self._resume()
 
     def run(self, until: int, progress: Progress) -> Lesson:
@@ -187,82 +194,81 @@ class MetaLearner:
 
     @property
     def words(self) -> str:
-        return f"{self.step} meta-steps on {len(self.traffic)} observations, engine {self.engine}"
+        return f"{self.step} meta-steps on {len(self.traffic)} observations, engine {self.way}"
 
     # -- one meta-step ------------------------------------------------------------------------
 
     def meta_step(self) -> float:
         """Latents of every task, shared steps of the weights, one move; the mean matching loss."""
         coin = torch.Generator().manual_seed((self.seed + 7919 * (self.step + 1)) % 2**63)
-        problems = self._tasks(coin)
-        found = [self._latents(problem, coin) for problem in problems]
-        self.spread = self._spread([latents for latents, _ in found])
+        tasks = self._tasks(coin)
+        matched = [self._latents(task, coin) for task in tasks]
+        self.spread = self._spread([latents for latents, _ in matched])
         before = [weight.detach().clone() for weight in self.weights]
-        after, loss = self._shared(problems, [latents for latents, _ in found])
+        after, loss = self._shared(tasks, [latents for latents, _ in matched])
         self._move(before, after)
         self.step += 1
-        latent_loss = sum(value for _, value in found) / len(found)
+        latent_loss = sum(value for _, value in matched) / len(matched)
         self.losses.append([self.step, latent_loss, loss])
         self._write()
         return loss
 
-    def _tasks(self, coin: torch.Generator) -> list[Problem]:
+    def _tasks(self, coin: torch.Generator) -> list[Task]:
         """Observations at random; one that cannot be used is passed over, and told."""
-        count, found = min(self.attack.tasks, len(self.traffic)), list[Problem]()
+        count, tasks = min(self.attack.tasks, len(self.traffic)), list[Task]()
         for row in torch.randperm(len(self.traffic), generator=coin).tolist():
             address = self.traffic.addresses[row]
             try:
-                found.append(self._problem(self.traffic.open(*address)))
+                tasks.append(self._task(self.traffic.open(*address)))
             except (AttackError, ObservationError) as error:
                 self.skipped.append(f"{observation_name(*address)} was passed over: {error}")
-            if len(found) == count:
+            if len(tasks) == count:
                 break
-        if not found:
+        if not tasks:
             raise AttackError(f"no observation can be learned from: {self.skipped[-1]}")
-        return found
+        return tasks
 
     def _side(self) -> int:
         """The size of the pictures, from the first observation that opens."""
-        problems = []
+        errors = []
         for address in self.traffic.addresses:
             try:
                 return self.traffic.open(*address).image_size
             except ObservationError as error:
-                problems.append(str(error))
-        raise AttackError(f"no observation can be opened: {problems[0]}")
+                errors.append(str(error))
+        raise AttackError(f"no observation can be opened: {errors[0]}")
 
-    def _problem(self, view: View) -> Problem:
+    def _task(self, view: View) -> Task:
         # Whether first-order derivatives can be trusted is asked once, of the first task.
-        task = replace(self.attack, seeds=1, engine=self.engine)
-        problem = task.problem(view, self.device)
-        if self.engine == "auto":
-            self.engine = getattr(problem.matcher, "way", "double")
+        task = replace(self.attack, seeds=1, engine=self.way).task(view, self.device)
+        if self.way == "auto":
+            self.way = getattr(task.matcher, "way", "double")
         self.ledger += [field for field in view.ledger if field not in self.ledger]
-        return problem
+        return task
 
-    def _latents(self, problem: Problem, coin: torch.Generator) -> tuple[Tensor, float]:
+    def _latents(self, task: Task, coin: torch.Generator) -> tuple[Tensor, float]:
         """The latents that match best with the weights held, (1, B, ...)."""
-        attack, setting = self.attack, problem.setting
+        attack, problem = self.attack, task.problem
         space = Latents(
             self.net,
-            draw_latents(self.net, 1, setting.count, coin),
-            problem.labels,
-            setting.normalised,
+            draw_latents(self.net, 1, problem.count, coin),
+            task.labels,
+            problem.normalised,
             centre_of(self.net, self.device),
             attack.latent,
         )
         budget = Budget(steps=attack.task_steps, lr=attack.task_lr, schedule="step")
         found = search(
-            problem.matcher,
+            task.matcher,
             space,
-            problem.labels,
+            task.labels,
             budget,
-            terms=attack.terms(setting),
+            terms=attack.terms(problem),
             progress=no_progress,
         )
         return found.variables[0], found.loss
 
-    def _shared(self, problems: list[Problem], latents: list[Tensor]) -> tuple[list[Tensor], float]:
+    def _shared(self, tasks: list[Task], latents: list[Tensor]) -> tuple[list[Tensor], float]:
         """w' after the shared steps on all tasks, and their last mean matching loss."""
         attack, loss = self.attack, math.nan
         self.net.requires_grad_(True)
@@ -270,12 +276,12 @@ class MetaLearner:
         for _ in range(attack.shared_steps):
             optimizer.zero_grad(set_to_none=True)
             values = []
-            for problem, z in zip(problems, latents, strict=True):
-                made = generate(self.net, z.flatten(0, 1), problem.labels.flatten())
-                images = problem.setting.normalised(made)[None]
-                match = problem.matcher(images.detach(), problem.labels)
+            for task, z in zip(tasks, latents, strict=True):
+                made = generate(self.net, z.flatten(0, 1), task.labels.flatten())
+                images = task.problem.normalised(made)[None]
+                match = task.matcher(images.detach(), task.labels)
                 tv = attack.tv * total_variation(images).sum()
-                share = 1 / len(problems)
+                share = 1 / len(tasks)
                 torch.autograd.backward([images, tv * share], [match.images * share, None])
                 values.append(match.value.mean())
             optimizer.step()
@@ -333,7 +339,7 @@ class MetaLearner:
         return {
             "step": self.step,
             "losses": self.losses,
-            "engine": self.engine,
+            "engine": self.way,
             "spread": self.spread,
             "learner": self.attack.learner,
         }
@@ -348,7 +354,7 @@ class MetaLearner:
                 weight.copy_(tensors[f"w.{index}"])
         restore_optimizer(self.outer, tensors)
         self.step, self.losses = int(about["step"]), about["losses"]
-        self.engine, self.samples = about["engine"], tensors["samples"]
+        self.way, self.samples = about["engine"], tensors["samples"]
         self.spread = float(about["spread"])
 
     def _sample(self) -> Tensor:

@@ -7,15 +7,9 @@ warm-up and cosine decay, and Langevin noise after every step (their sections 3.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
-
-from pydantic import Field
 
 from fedsim.attacks.deep_inversion import BatchNormName, DeepInversion
-from fedsim.attacks.matching.base import Count, Weight
-from fedsim.attacks.matching.priors import GroupConsistency, Term
-from fedsim.attacks.matching.problem import Setting
-from fedsim.attacks.matching.search import Budget
+from fedsim.attacks.matching import Budget, Count, GroupConsistency, Natural, Problem, Term, Weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +17,14 @@ class GradInversion(DeepInversion):
     """The authors run 20,000 steps with 8 seeds. With one seed there is no group."""
 
     seeds: Count = 4
-    warmup: Annotated[int, Field(ge=0)] = 50
+    warmup: Natural = 50
     batchnorm: BatchNormName = "auto"
     group: Weight | None = None
     registered: bool = True
 
-    def terms(self, setting: Setting) -> list[Term]:
+    def terms(self, problem: Problem) -> list[Term]:
         group = Term("group", self.weight("group"), GroupConsistency(self.registered))
-        return [*super().terms(setting), group]
+        return [*super().terms(problem), group]
 
     def budget(self) -> Budget:
         return replace(super().budget(), langevin=self.weight("langevin"))

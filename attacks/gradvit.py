@@ -10,20 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedsim.attacks.matching.base import Count, MatchingAttack, Weight
-from fedsim.attacks.matching.layers import transformer_parts
-from fedsim.attacks.matching.objectives import Objective, ObjectiveName, objective_of
-from fedsim.attacks.matching.priors import (
+from fedsim.attacks.matching import (
+    Budget,
+    Count,
     GroupConsistency,
+    MatchingAttack,
+    Objective,
+    ObjectiveName,
     PatchPrior,
+    Phases,
     PriorNetwork,
+    Problem,
     Term,
+    Weight,
     l2_norm,
+    objective_of,
     total_variation,
     total_variation_norm,
 )
-from fedsim.attacks.matching.problem import Setting
-from fedsim.attacks.matching.search import Budget
+from fedsim.attacks.transformers import transformer_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +89,15 @@ class GradVit(MatchingAttack):
             schedule=self.schedule or ("step" if small else "cosine"),
         )
 
-    def objective(self, setting: Setting) -> Objective:
+    def objective(self, problem: Problem) -> Objective:
         return objective_of(self.cost or ("layer_l2" if self.preset == "paper" else "cosine"))
 
-    def phases(self) -> tuple[tuple[float, float], ...]:
+    def phases(self) -> Phases:
         weight = self.weights()["matching"]
         return ((0.0, weight), (0.5, weight / 2)) if self.scheduled else ((0.0, weight),)
 
-    def terms(self, setting: Setting) -> list[Term]:
-        parts = transformer_parts(setting.model, "gradvit")
+    def terms(self, problem: Problem) -> list[Term]:
+        parts = transformer_parts(problem.model, "gradvit")
         weights, small = self.weights(), self.preset == "cpu"
         variation = total_variation if small else total_variation_norm
         terms = [
@@ -101,20 +106,20 @@ class GradVit(MatchingAttack):
             Term("l2", weights["l2"], l2_norm),
             Term("tv", weights["tv"], variation),
         ]
-        network = self._network(setting)
+        network = self._network(problem)
         if network is not None and weights["image"] > 0:
             since = 0.5 if self.scheduled else 0.0
             terms.append(Term("image", weights["image"], network, since=since))
         return terms
 
-    def _network(self, setting: Setting) -> PriorNetwork | None:
+    def _network(self, problem: Problem) -> PriorNetwork | None:
         if not self.prior_network:
             return None
-        if not setting.view.grants("priors"):
-            setting.notes.append(
+        if not problem.view.grants("priors"):
+            problem.notes.append(
                 "no image prior: the threat model provides no prior network (threat.prior)"
             )
             return None
-        prior, (mean, std) = setting.view.prior(), setting.view.normalisation
-        model = prior.model.to(setting.device)
+        prior, (mean, std) = problem.view.prior(), problem.view.normalisation
+        model = prior.model.to(problem.device)
         return PriorNetwork(model, mean, std, prior.mean, prior.std, self.prior_size)

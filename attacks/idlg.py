@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsim.attacks.dlg import Dlg
-from fedsim.attacks.matching.base import LabelRule
+from fedsim.attacks.matching import LabelRule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsim.attacks.matching.base import MatchingAttack, Weight
-from fedsim.attacks.matching.objectives import Objective, ObjectiveName, objective_of
-from fedsim.attacks.matching.priors import Term, total_variation
-from fedsim.attacks.matching.problem import Setting
-from fedsim.attacks.matching.search import OptimizerName, ScheduleName
+from fedsim.attacks.matching import (
+    MatchingAttack,
+    Objective,
+    ObjectiveName,
+    OptimizerName,
+    Problem,
+    ScheduleName,
+    Term,
+    Weight,
+    objective_of,
+    total_variation,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +31,8 @@ class InvertingGradients(MatchingAttack):
     schedule: ScheduleName = "step"
     cost: ObjectiveName = "cosine"
 
-    def objective(self, setting: Setting) -> Objective:
+    def objective(self, problem: Problem) -> Objective:
         return objective_of(self.cost)
 
-    def terms(self, setting: Setting) -> list[Term]:
+    def terms(self, problem: Problem) -> list[Term]:
         return [Term("tv", self.tv, total_variation)]

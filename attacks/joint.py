@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsim.attacks.inverting_gradients import InvertingGradients
-from fedsim.attacks.matching.base import Count, Problem
-from fedsim.attacks.matching.matcher import Match
-from fedsim.attacks.matching.search import Matching
+from fedsim.attacks.matching import Count, Match, Matching, Task
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 
@@ -33,24 +31,24 @@ class Joint(InvertingGradients):
     def needs(self) -> frozenset[str]:
         return super().needs | {"traffic"}
 
-    def problem(self, view: View, device: torch.device) -> Problem:
+    def task(self, view: View, device: torch.device) -> Task:
         if self.labels == "joint":
             raise AttackError("joint inversion tells images apart by their labels; recover them.")
         traffic = view.traffic
         before = [at for at in traffic.addresses if at[1] == view.client and at[0] < view.round]
         wanted = len(before) if self.rounds is None else self.rounds - 1
         views = [view, *[traffic.open(*at) for at in list(reversed(before))[:wanted]]]
-        problems = [super(Joint, self).problem(v, device) for v in views]
-        rows, classes = share_images([p.labels[0].tolist() for p in problems])
+        tasks = [super(Joint, self).task(v, device) for v in views]
+        rows, classes = share_images([task.labels[0].tolist() for task in tasks])
         labels = torch.tensor(classes, device=device).expand(self.seeds, -1)
-        setting = replace(problems[0].setting, count=len(classes))
-        setting.notes.append(
+        problem = replace(tasks[0].problem, count=len(classes))
+        problem.notes.append(
             f"{len(views)} updates of client {view.client}, {len(classes)} images behind them by "
             f"their labels"
         )
-        matcher = JointMatcher([p.matcher for p in problems], rows)
-        told = " ".join(p.fingerprint for p in problems)
-        return Problem(setting, matcher, labels, f"{rows} {told}", own=len(rows[0]))
+        matcher = JointMatcher([task.matcher for task in tasks], rows)
+        fingerprints = " ".join(task.fingerprint for task in tasks)
+        return Task(problem, matcher, labels, f"{rows} {fingerprints}", wanted=len(rows[0]))
 
 
 def share_images(labels: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
@@ -63,15 +61,15 @@ def share_images(labels: Sequence[Sequence[int]]) -> tuple[list[list[int]], list
     rows: list[list[int]] = []
     for batch in labels:
         used: Counter[int] = Counter()
-        own = []
+        seen = []
         for label in batch:
-            held = slots.setdefault(label, [])
-            if used[label] == len(held):
-                held.append(len(classes))
+            of_class = slots.setdefault(label, [])
+            if used[label] == len(of_class):
+                of_class.append(len(classes))
                 classes.append(label)
-            own.append(held[used[label]])
+            seen.append(of_class[used[label]])
             used[label] += 1
-        rows.append(own)
+        rows.append(seen)
     return rows, classes
 
 
@@ -101,5 +99,5 @@ class JointMatcher:
     def restore(self, state: Mapping[str, float]) -> None:
         for index, matcher in enumerate(self.matchers):
             prefix = f"{index}."
-            own = {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
-            matcher.restore(own)
+            part = {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+            matcher.restore(part)

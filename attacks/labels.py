@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.learning import Protocol, Update
 from fedsim.core.models import head_names, vit_parts
+from fedsim.core.spec import Upload
 
 Rule = Literal["auto", "bias", "rows", "min", "sum", "steps"]
 _ONE_SIGN = 0.5  # of the rows: where features have one sign, so have the rows of absent classes
@@ -55,8 +56,7 @@ class HeadUpdate:
             )
         if not all(bool(torch.isfinite(tensor).all()) for tensor in found):
             raise AttackError("the head's update holds numbers that are not finite.")
-        sign = -1.0 if update.kind == "delta" else 1.0  # a descent step goes against the gradient
-        by_rank = {tensor.dim(): sign * tensor.double().cpu() for tensor in found}
+        by_rank = {tensor.dim(): update.kind.sign * tensor.double().cpu() for tensor in found}
         return cls(by_rank.get(2), by_rank.get(1))
 
 
@@ -83,7 +83,7 @@ def recover_labels(
     if rule == "bias":
         if head.bias is None:
             raise AttackError("labels: bias needs the head's bias, which the update lacks.")
-        if update.kind == "delta" or (protocol is not None and protocol.clip is not None):
+        if update.kind is Upload.DELTA or (protocol is not None and protocol.clip is not None):
             return labels_from_counts(head.bias, count)  # of a size that nobody knows
         return labels_from_bias(head, model, count)
     if head.weight is None:
@@ -101,7 +101,7 @@ def _choose(head: HeadUpdate, update: Update, protocol: Protocol | None, count: 
             return "rows"
         return "min" if count <= len(head.weight) else "bias"
     known = protocol is not None and protocol.optimizer == "sgd" and protocol.clip is None
-    if update.kind == "delta" and known and head.bias is not None and head.weight is not None:
+    if update.kind is Upload.DELTA and known and head.bias is not None and head.weight is not None:
         return "steps"
     if head.bias is not None:
         return "bias"
@@ -237,7 +237,7 @@ def batch_size_from_rank(update: Update, model: nn.Module) -> int:
     classes: its rank is B up to C - 1. Beyond, the first attention's weights of a ViT have rank
     B N + 1 for N tokens, but only float64 shows it: in float32 its spectrum has no gap there.
     """
-    if update.kind != "gradient":
+    if update.kind is not Upload.GRADIENT:
         raise AttackError("the batch size can be read from one gradient, not from a weight delta.")
     head = HeadUpdate.of(update, model)
     if head.weight is not None:

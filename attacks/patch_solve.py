@@ -18,7 +18,7 @@ first attention block.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, assert_never
 
 import torch
 from pydantic import Field
@@ -26,12 +26,14 @@ from torch import Tensor, nn
 
 from fedsim.attacks.closed.frame import ClosedForm, Solved, fold_patches, uploaded
 from fedsim.attacks.closed.solvers import RidgeSolution, ridge_solve
-from fedsim.attacks.matching.layers import transformer_parts
+from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
+from fedsim.core.epochs import samples_of_epoch, steps_of_round
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.models import VitParts
+from fedsim.core.spec import Upload
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,13 @@ class PatchSolve(ClosedForm):
         parts = transformer_parts(model, "patch_solve")
         seen = view.informed(model) if self.adaptive else Informed(view.update)
         tensors, notes = seen.update.tensors, list(seen.notes)
-        if view.update.kind == "delta":
-            tensors = without_decay(view, model, notes)
+        match view.update.kind:
+            case Upload.GRADIENT:
+                pass
+            case Upload.DELTA:
+                tensors = without_decay(view, model, notes)
+            case other:
+                assert_never(other)
         tokens, weight = self._system(tensors, parts)
         hidden = self._hidden(tokens, tensors, parts)
         if hidden is not None:
@@ -125,10 +132,9 @@ def without_decay(view: View, model: nn.Module, notes: list[str]) -> dict[str, T
     if protocol.weight_decay == 0 or not view.grants("local_steps"):
         return delta
     steps, epochs = view.local_steps
-    if epochs:
-        steps = epochs * max(1, -(-round(view.update.num_examples / epochs) // view.batch_size))
+    samples = samples_of_epoch(view.update.num_examples, epochs) if epochs else 0
     weight, memory = 1.0, 0.0
-    for _ in range(steps or 1):
+    for _ in range(steps_of_round(steps, epochs, samples, view.batch_size)):
         memory = protocol.momentum * memory + protocol.weight_decay * weight
         weight -= protocol.lr * memory
     own = dict(model.named_parameters())

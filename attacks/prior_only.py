@@ -7,15 +7,16 @@ from typing import ClassVar
 
 import torch
 
-from fedsim.core.attack import Progress, Reconstruction
+from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.knowledge import View
 
 
 @dataclass(frozen=True)
-class PriorOnly:
+class PriorOnly(Attack):
     """The mean picture of the surrogate data where there is some, else the mean colour."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"image_size", "normalisation", "batch_size"})
+    uses: ClassVar[frozenset[str]] = frozenset({"surrogate"})
 
     def reconstruct(
         self, view: View, *, device: torch.device, progress: Progress

@@ -30,6 +30,7 @@ from fedsim.attacks.labels import recover_labels
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
+from fedsim.core.spec import Upload
 
 LARGEST = 500_000_000  # numbers in one layer's system: 4 GB
 
@@ -94,7 +95,7 @@ class RGap(ClosedForm):
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         update, side = view.update, view.image_size
-        if update.kind != "gradient":
+        if update.kind is not Upload.GRADIENT:
             raise AttackError("rgap works on one gradient, not on a weight delta.")
         names = list(update.tensors)
         gradients = dict(zip(names, uploaded(update.tensors, names, "rgap"), strict=True))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.closed.frame import ClosedForm, Solved, fold_patches, uploaded
-from fedsim.attacks.matching.layers import transformer_parts
+from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsim.attacks.matching.base import MatchingAttack, Weight
-from fedsim.attacks.matching.objectives import Objective, Tag
-from fedsim.attacks.matching.problem import Setting
+from fedsim.attacks.matching import MatchingAttack, Objective, Problem, Tag, Weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,5 +13,5 @@ class TagAttack(MatchingAttack):
 
     alpha: Weight = 0.01
 
-    def objective(self, setting: Setting) -> Objective:
+    def objective(self, problem: Problem) -> Objective:
         return Tag(self.alpha)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from fedsim.core.device import resolve_device, threads
 from fedsim.core.errors import VaultError
 from fedsim.core.learning import Protocol, Trail, Update, batchnorm_buffers, learn, recall
 from fedsim.core.models import build_architecture
+from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Truth, Vault, distinct
 from fedsim.defenses.applied import declared, prepared
@@ -173,5 +173,4 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
 
 def _secret(seed: int, client: int, round_: int) -> int:
     """The client's seed of the round; it stays on the client's side."""
-    text = f"client {client} round {round_} seed {seed}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
+    return seed_from(f"client {client} round {round_} seed {seed}")

@@ -12,6 +12,7 @@ import torch
 from fedsim.clients.data.datasets import ImageSet, load_images
 from fedsim.clients.data.partitions import partition
 from fedsim.clients.data.pictures import Part, Remembered
+from fedsim.core.epochs import epoch_rows
 from fedsim.core.errors import DataError
 from fedsim.core.learning import Batch
 from fedsim.core.spec import DataSpec, Spec, TrainSpec
@@ -85,7 +86,7 @@ def _steps(rows: np.ndarray, train: TrainSpec, coin: np.random.Generator) -> lis
     size = train.batch_size
     if train.local_epochs:
         orders = [coin.permutation(rows) for _ in range(train.local_epochs)]
-        return [order[at : at + size] for order in orders for at in range(0, len(order), size)]
+        return [order[step] for order in orders for step in epoch_rows(len(order), size)]
     steps: list[np.ndarray] = []
     order = coin.permutation(rows)
     for _ in range(train.local_steps or 1):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedsim.core.defense import Defense, Informed
 from fedsim.core.errors import ModelError
 from fedsim.core.models import VitParts, batchnorm_names, vit_parts
+from fedsim.core.spec import Upload
 from fedsim.defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
 
 CONVOLUTIONAL_GRID = 8  # patches a side, for networks that have none of their own
@@ -133,7 +134,7 @@ class Mjp(Defense):
         except ModelError:
             return seen
         tensors = dict(seen.update.tensors)
-        if position not in tensors or seen.update.kind != "gradient":
+        if position not in tensors or seen.update.kind is not Upload.GRADIENT:
             return seen
         assert position is not None
         puzzle = puzzle_of(model)

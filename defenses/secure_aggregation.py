@@ -11,7 +11,6 @@ for byte, and that attacks and server see nothing else.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from fedsim.core.defense import Defense
 from fedsim.core.learning import Update
+from fedsim.core.seeds import seed_from
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class Masking(SecureAggregation):
 def _signed_mask(round_: int, client: int, other: int, name: str, like: Tensor) -> Tensor:
     """What ``client`` adds for its pair with ``other``; the other adds the negative of it."""
     low, high = sorted((client, other))
-    text = f"pair {low} {high} round {round_} {name}".encode()
-    seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+    seed = seed_from(f"pair {low} {high} round {round_} {name}", size=7)
     coin = torch.Generator().manual_seed(seed)
     mask = torch.randint(-(2**63), 2**63 - 1, like.shape, generator=coin, dtype=torch.int64)
     return mask if client == low else -mask

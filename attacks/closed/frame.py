@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.labels import recover_labels
-from fedsim.core.attack import Progress, Reconstruction
+from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.models import VitParts
@@ -26,7 +26,7 @@ class Solved:
 
 
 @dataclass(frozen=True)
-class ClosedForm(ABC):
+class ClosedForm(Attack, ABC):
     """From a View to a Reconstruction: a subclass solves, here its picture is brought home.
 
     A batch of several pictures mixes in one system; the blend is then given once for each.

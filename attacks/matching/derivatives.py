@@ -2,21 +2,90 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedsim.attacks.matching.matcher import AGREEMENT, Match, Matcher, Way
+from fedsim.attacks.matching.local_steps import PathMatcher, UnrolledMatcher
+from fedsim.attacks.matching.matcher import (
+    AGREEMENT,
+    GradientMatcher,
+    Match,
+    Matcher,
+    Precision,
+    Way,
+)
+from fedsim.attacks.matching.objectives import Objective, Target
+from fedsim.attacks.matching.priors import FeaturePrior
+from fedsim.attacks.matching.problem import Problem, unrolled_protocol
 from fedsim.core.errors import AttackError
 
-EngineName = Literal["auto", "first_order", "double"]
+WayName = Literal["auto", "first_order", "double"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DerivativeParameters:
+    """``engine``: how the matching loss is differentiated (see `matcher`), ``precision`` in which
+    numbers, ``compiled`` by torch.compile.
+    """
+
+    engine: WayName = "auto"
+    precision: Precision = "float32"
+    compiled: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the target."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    def matcher(
+        self,
+        problem: Problem,
+        target: Target,
+        objective: Objective,
+        features: FeaturePrior | None,
+        labels: Tensor,
+    ) -> Matcher:
+        """The matcher of the client that ``problem`` assumes; why this way is noted in it."""
+
+        def make(way: Way) -> Matcher:
+            options: dict[str, Any] = {
+                "way": way,
+                "precision": self.precision,
+                "compiled": self.compiled and way == "first_order",
+                "features": features,
+            }
+            return _simulated(problem, target, objective, options)
+
+        shape = (len(labels[:2]), problem.count, 3, problem.side, problem.side)
+        trial = torch.randn(shape, generator=problem.view.coin("trial")).to(problem.device)
+        matcher, words = choose_way(make, self.engine, trial, labels[:2])
+        problem.notes.append(words)
+        return matcher
+
+
+def _simulated(
+    problem: Problem, target: Target, objective: Objective, options: dict[str, Any]
+) -> Matcher:
+    """A matcher of the client's kind, with a model of its own."""
+    model = copy.deepcopy(problem.model)
+    if problem.local == "unroll":
+        protocol = unrolled_protocol(problem.view)
+        return UnrolledMatcher(
+            model, target, objective, protocol=protocol, batches=problem.batches, **options
+        )
+    if problem.local == "surrogate":
+        return PathMatcher(model, target, objective, delta=problem.update.tensors, **options)
+    return GradientMatcher(model, target, objective, **options)
 
 
 def choose_way(
-    make: Callable[[Way], Matcher], engine: EngineName, images: Tensor, labels: Tensor
+    make: Callable[[Way], Matcher], engine: WayName, images: Tensor, labels: Tensor
 ) -> tuple[Matcher, str]:
     """The matcher to use, and why.
 

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 
 from fedsim.core.errors import AttackError, ModelError
-from fedsim.core.models import VitParts, head_names, vit_parts
+from fedsim.core.models import head_names, vit_parts
 
 Part = Literal["embeddings", "attention", "mlp", "norm", "head", "other"]
 Blocks = tuple[int, int]  # first and last block, counted from 1, both included
@@ -83,11 +83,3 @@ def _stages(model: nn.Module) -> list[str]:
 def _stage_of(name: str, stages: list[str]) -> int | None:
     first = name.split(".")[0]
     return stages.index(first) + 1 if first in stages else None
-
-
-def transformer_parts(model: nn.Module, attack: str) -> VitParts:
-    """The parts of a ViT, or one sentence of ``attack`` why there are none."""
-    try:
-        return vit_parts(model)
-    except ModelError as error:
-        raise AttackError(f"{attack} attacks Vision Transformers: {error}") from error

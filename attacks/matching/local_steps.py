@@ -1,6 +1,6 @@
 """Matchers of clients that take several local steps before they upload: FedAvg.
 
-`UnrolledMatcher` simulates the steps and goes back through them by an adjoint; `SurrogateMatcher`
+`UnrolledMatcher` simulates the steps and goes back through them by an adjoint; `PathMatcher`
 sees them as one gradient at a point between the weights before and after (SME, Zhu et al. 2023),
 whose cost does not grow with the steps.
 """
@@ -139,7 +139,7 @@ class UnrolledMatcher(Matcher):
         return list(found[: len(theta)]), list(found[len(theta) :])
 
 
-class SurrogateMatcher(GradientMatcher):
+class PathMatcher(GradientMatcher):
     """Several local steps seen as one gradient at theta + (1 - a) delta, with ``a`` learned.
 
     After SME (Zhu et al. 2023): somewhere between the weights before and after, the gradient of

@@ -1,7 +1,7 @@
 """Objectives: how far a gradient is from the one observed, and the derivative of that distance.
 
 Every objective is written once, as its value and its analytic derivative v in the gradient.
-That is all the engine needs: the derivative of the matching loss in the images is that of
+That is all the search needs: the derivative of the matching loss in the images is that of
 <v, gradient> with v held fixed. All of them are of the form
 
     v_l = own_l g_l + towards_l t_l (+ an extra term)

@@ -1,19 +1,30 @@
-"""Setting: one observation as a matching attack sees it, and which images stand behind it."""
+"""Problem: one observation as a matching attack sees it, and what is assumed of its client."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, assert_never
 
 import torch
 from torch import Tensor, nn
 
+from fedsim.attacks.labels import batch_size_from_rank
+from fedsim.attacks.matching.ranges import Count
+from fedsim.core.defense import Informed
+from fedsim.core.epochs import epoch_rows, samples_of_epoch
+from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.learning import Protocol, Update
+from fedsim.core.spec import Upload
+
+Simulation = Literal["single", "unroll", "surrogate"]
+LocalName = Literal["auto", "single", "unroll", "surrogate"]
+
+UNROLLED_AT_MOST = 16  # local steps; beyond, auto takes the surrogate, whose cost does not grow
 
 
 @dataclass
-class Setting:
+class Problem:
     """One observation as a matching attack sees it."""
 
     view: View
@@ -23,7 +34,7 @@ class Setting:
     side: int
     count: int  # images to find
     batches: list[list[int]]  # which of them each local step used, as far as one can know
-    local: Literal["single", "unroll", "surrogate"]
+    local: Simulation
     masked: bool  # zeros of the update were not uploaded
     notes: list[str] = field(default_factory=list)
 
@@ -42,29 +53,99 @@ class Setting:
         return ((images - low) / (high - low)).clamp(0, 1)
 
 
-def batches_of(view: View, update: Update, size: int, pictures: int | None) -> list[list[int]]:
+@dataclass(frozen=True, kw_only=True)
+class ClientParameters:
+    """``masked``: match only what is not zero in the update; ``adaptive``: use what is known of
+    the client's defenses; ``local``: how several local steps are simulated; ``pictures``: how
+    many images to find, where the protocol does not tell.
+    """
+
+    masked: bool = False
+    adaptive: bool = True
+    local: LocalName = "auto"
+    pictures: Count | None = None
+
+    def problem(self, view: View, device: torch.device) -> Problem:
+        """What the update asks, as far as the view tells."""
+        model = view.model().to(device)
+        seen = view.informed(model) if self.adaptive else Informed(view.update)
+        update, notes = seen.update, list(seen.notes)
+        if view.grants("batch_size"):
+            size = view.batch_size
+        else:
+            size = batch_size_from_rank(update, model)
+            notes.append(f"batch size {size}, from the rank of the update")
+        pictures = self.pictures
+        if view.grants("oracle_labels"):
+            pictures = len(view.oracle_labels)
+        batches = _batches(view, update, size, pictures)
+        local = _simulation(self.local, view, update, len(batches), notes)
+        count = pictures or size
+        if local != "single":
+            count = max(max(rows) for rows in batches) + 1
+        masked = self.masked or seen.masked
+        side = view.image_size
+        return Problem(view, device, model, update, side, count, batches, local, masked, notes)
+
+
+def unrolled_protocol(view: View) -> Protocol:
+    """The steps to unroll; a clipped gradient is the (negative) delta of one step of size one."""
+    protocol = view.protocol()
+    match protocol.upload:
+        case Upload.DELTA:
+            return protocol
+        case Upload.GRADIENT:
+            return replace(protocol, lr=1.0, momentum=0.0, weight_decay=0.0)
+        case other:
+            assert_never(other)
+
+
+def _simulation(
+    local: LocalName, view: View, update: Update, steps: int, notes: list[str]
+) -> Simulation:
+    """How the client is simulated; ``auto`` by what is known of its steps."""
+    knows = all(map(view.grants, ("optimizer", "learning_rate", "local_steps")))
+    match update.kind:
+        case Upload.GRADIENT:
+            clips = knows and view.protocol().clip is not None
+            return "unroll" if clips and local in ("auto", "unroll") else "single"
+        case Upload.DELTA:
+            return _simulation_of_steps(local, view, knows, steps, notes)
+        case other:
+            assert_never(other)
+
+
+def _simulation_of_steps(
+    local: LocalName, view: View, knows: bool, steps: int, notes: list[str]
+) -> Simulation:
+    """How a client is simulated that uploads the change of its weights."""
+    plain = knows and view.protocol().optimizer == "sgd" and view.protocol().clip is None
+    if plain and steps == 1:
+        return "single"
+    if local != "auto":
+        if local == "unroll" and not knows:
+            raise AttackError("local: unroll needs the client's optimiser and learning rate.")
+        return local
+    if not knows:
+        notes.append("a weight delta is matched as if it were one gradient step")
+        return "single"
+    return "unroll" if steps <= UNROLLED_AT_MOST else "surrogate"
+
+
+def _batches(view: View, update: Update, size: int, pictures: int | None) -> list[list[int]]:
     """Which images each local step used, as the protocol lets one assume.
 
     Epochs go over the same images each time (in an order that only the client knows; ours is
     fixed); plain steps take new ones each time, unless ``pictures`` says there are fewer.
     """
-    if update.kind == "gradient" or not view.grants("local_steps"):
+    if update.kind is Upload.GRADIENT or not view.grants("local_steps"):
         return [list(range(pictures or size))]
     steps, epochs = view.local_steps
     if epochs:
-        count = pictures or max(1, round(update.num_examples / epochs))
-        once = [list(range(at, min(at + size, count))) for at in range(0, count, size)]
-        return once * epochs
+        count = pictures or samples_of_epoch(update.num_examples, epochs)
+        return [list(rows) for rows in epoch_rows(count, size)] * epochs
     total = (steps or 1) * size
     count = min(pictures or total, total)
     return [
         [row % count for row in range(step * size, (step + 1) * size)] for step in range(steps or 1)
     ]
-
-
-def protocol_of(view: View) -> Protocol:
-    """The steps to unroll; a clipped gradient is the (negative) delta of one step of size one."""
-    protocol = view.protocol()
-    if protocol.upload == "delta":
-        return protocol
-    return replace(protocol, lr=1.0, momentum=0.0, weight_decay=0.0)

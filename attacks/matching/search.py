@@ -12,20 +12,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fedsim.attacks.matching.budget import Budget
 from fedsim.attacks.matching.matcher import Match
 from fedsim.attacks.matching.priors import Stateful, Term
 from fedsim.attacks.matching.spaces import Parametrisation
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.notebook import Notebook, optimizer_tensors, restore_optimizer
-
-ScheduleName = Literal["constant", "cosine", "step"]
-OptimizerName = Literal["adam", "signed", "lbfgs"]
 
 
 class Matching(Protocol):
@@ -39,38 +37,6 @@ class Matching(Protocol):
     def restore(self, state: Mapping[str, float]) -> None: ...
 
 
-@dataclass(frozen=True)
-class Budget:
-    """How long and in which steps the search goes."""
-
-    steps: int
-    lr: float = 0.1
-    optimizer: OptimizerName = "adam"
-    schedule: ScheduleName = "cosine"
-    warmup: int = 0
-    langevin: float = 0.0  # noise after each step, times the step size
-    phases: tuple[tuple[float, float], ...] = ((0.0, 1.0),)  # (since, weight of the matching)
-    patience: int | None = None  # stop after so many steps without a better match
-    save_seconds: float = 60.0
-
-    def rate(self, step: int) -> float:
-        """The step size of a step, counted from 0."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        if self.schedule == "cosine":
-            return self.lr * 0.5 * (1 + math.cos(math.pi * done))
-        if self.schedule == "step":
-            return self.lr * 0.1 ** sum(done >= k / 8 for k in (3, 5, 7))
-        return self.lr
-
-    def matching_weight(self, done: float) -> float:
-        return next(weight for since, weight in reversed(self.phases) if done >= since)
-
-    def phase(self, done: float) -> int:
-        return sum(done >= since for since, _ in self.phases)
-
-
 Film = dict[int, Tensor]  # the first images at a few steps, (b, 3, H, W) each, normalised
 FRAMES, FILMED = 8, 2
 
@@ -81,7 +47,7 @@ def milestones(steps: int) -> frozenset[int]:
 
 
 @dataclass
-class Found:
+class BestMatch:
     """The best images of a search and how it got there."""
 
     images: Tensor  # (B, 3, H, W), normalised
@@ -106,7 +72,7 @@ def search(
     progress: Progress,
     notebook: Notebook | None = None,
     fingerprint: str = "",
-) -> Found:
+) -> BestMatch:
     """Minimise matching plus priors over ``images`` (and over ``labels`` where they are soft).
 
     A page of ``notebook`` is gone on from only if it was written under the same ``fingerprint``.
@@ -116,19 +82,19 @@ def search(
     return state.run()
 
 
-def keep(page: Notebook, found: Found, matcher: Matching, fingerprint: str) -> None:
+def keep(page: Notebook, best: BestMatch, matcher: Matching, fingerprint: str) -> None:
     """Write down where a search ended, for the next one to start from after a crash."""
-    tensors = {f"variable.{i}": v for i, v in enumerate(found.variables)}
-    tensors |= {"images": found.images, "labels": found.labels, "by_seed": found.by_seed}
-    tensors |= {f"film.{step}": frame for step, frame in found.film.items()}
-    about = {"loss": found.loss, "trace": found.trace, "steps": found.steps, "notes": found.notes}
+    tensors = {f"variable.{i}": v for i, v in enumerate(best.variables)}
+    tensors |= {"images": best.images, "labels": best.labels, "by_seed": best.by_seed}
+    tensors |= {f"film.{step}": frame for step, frame in best.film.items()}
+    about = {"loss": best.loss, "trace": best.trace, "steps": best.steps, "notes": best.notes}
     state = {"matcher": matcher.state(), "fingerprint": fingerprint}
     page.save(tensors, {**about, **state})
 
 
 def restored(
     page: Notebook | None, space: Parametrisation, matcher: Matching, fingerprint: str
-) -> Found | None:
+) -> BestMatch | None:
     """Where a search ended before a crash; None where it did not."""
     written = page.load() if page is not None else None
     if written is None or written[1].get("fingerprint") != fingerprint:
@@ -136,17 +102,17 @@ def restored(
     tensors, about = written
     matcher.restore(about["matcher"])
     device = space.variables[0].device
-    held = {name: tensor.to(device) for name, tensor in tensors.items()}
-    return Found(
-        held["images"],
-        held["labels"],
+    tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+    return BestMatch(
+        tensors["images"],
+        tensors["labels"],
         about["loss"],
         [(int(step), float(loss)) for step, loss in about["trace"]],
         about["steps"],
-        held["by_seed"],
-        [held[f"variable.{i}"] for i in range(len(space.variables))],
+        tensors["by_seed"],
+        [tensors[f"variable.{i}"] for i in range(len(space.variables))],
         [*about["notes"], "resumed after a stage that was done"],
-        _film(held),
+        _film(tensors),
     )
 
 
@@ -190,7 +156,7 @@ class _Search:
 
     # -- the loop ---------------------------------------------------------------------------
 
-    def run(self) -> Found:
+    def run(self) -> BestMatch:
         notes: list[str] = []
         if self._resume():
             notes.append(f"resumed at step {self.step}")
@@ -227,7 +193,7 @@ class _Search:
         seed = int(self.best_loss.nan_to_num(nan=math.inf).argmin())
         if self.notebook is not None:
             self.notebook.clear()
-        return Found(
+        return BestMatch(
             images[seed],
             self._targets()[seed],
             float(self.best_loss[seed]),

@@ -1,4 +1,4 @@
-"""Stand-ins for modules, which compute the same and suit the first-order engine better.
+"""Stand-ins for modules, which compute the same and suit first-order derivatives better.
 
 A difference of two passes crosses kinks: a unit of a ReLU network that is on in one pass and
 off in the other adds a jump that the derivative does not have. `KinkTape` keeps the choices of

@@ -6,7 +6,7 @@ A meta-step is tasks x task_steps searches of latents and tasks x shared_steps p
 weights; around them it opens observations, recovers labels, builds models, keeps the best
 latents and writes its state. Both are timed in one process, in turns: the whole meta-step as
 the workers run it, and the same number of bare steps (generator, matching, backward, Adam) on
-problems that are ready. The ratio of a round is that of its own times; the median is shown.
+tasks that are ready. The ratio of a round is that of its own times; the median is shown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from fedsim.attacks.generators import generate
 from fedsim.attacks.gias import draw_latents
 from fedsim.attacks.giml import Giml, MetaLearner
-from fedsim.attacks.matching.base import Problem
+from fedsim.attacks.matching import Task
 from fedsim.attacks.matching.priors import total_variation
 from fedsim.audit.stages import federate
 from fedsim.campaign.jobs import Handout, traffic_of
@@ -37,17 +37,17 @@ SPEC = {
 }
 
 
-def bare(state: MetaLearner, problems: list[Problem]) -> float:
+def bare(state: MetaLearner, tasks: list[Task]) -> float:
     """Seconds of the matching steps alone."""
     attack, net = state.attack, state.net
     began = time.perf_counter()
-    for problem in problems:
-        z = draw_latents(net, 1, problem.setting.count, torch.Generator().manual_seed(0))
+    for task in tasks:
+        z = draw_latents(net, 1, task.problem.count, torch.Generator().manual_seed(0))
         z = z.clone().requires_grad_(True)
         optimizer = torch.optim.Adam([z], lr=attack.task_lr)
         for _ in range(attack.task_steps):
-            images = problem.setting.normalised(generate(net, z.flatten(0, 1)))[None]
-            match = problem.matcher(images.detach(), problem.labels)
+            images = task.problem.normalised(generate(net, z.flatten(0, 1)))[None]
+            match = task.matcher(images.detach(), task.labels)
             tv = attack.tv * total_variation(images).sum()
             z.grad = None
             torch.autograd.backward([images, tv], [match.images, None], inputs=[z])
@@ -57,10 +57,10 @@ def bare(state: MetaLearner, problems: list[Problem]) -> float:
     optimizer = torch.optim.Adam(state.weights, lr=1e-9)
     for _ in range(attack.shared_steps):
         optimizer.zero_grad(set_to_none=True)
-        for problem in problems:
-            z = draw_latents(net, 1, problem.setting.count, torch.Generator().manual_seed(0))
-            images = problem.setting.normalised(generate(net, z.flatten(0, 1)))[None]
-            match = problem.matcher(images.detach(), problem.labels)
+        for task in tasks:
+            z = draw_latents(net, 1, task.problem.count, torch.Generator().manual_seed(0))
+            images = task.problem.normalised(generate(net, z.flatten(0, 1)))[None]
+            match = task.matcher(images.detach(), task.labels)
             tv = attack.tv * total_variation(images).sum()
             torch.autograd.backward([images, tv], [match.images, None])
         optimizer.step()
@@ -84,14 +84,14 @@ def main() -> None:
         state = MetaLearner(attack, traffic, Path(folder) / "memory", 0, torch.device("cpu"))
         coin = torch.Generator().manual_seed(0)
         state.meta_step()  # asks which derivative to trust, once
-        problems = state._tasks(coin)
-        bare(state, problems)
+        tasks = state._tasks(coin)
+        bare(state, tasks)
         ratios, whole, parts = [], [], []
         for _ in range(options.rounds):
             began = time.perf_counter()
             state.meta_step()
             whole.append(time.perf_counter() - began)
-            parts.append(bare(state, problems))
+            parts.append(bare(state, tasks))
             ratios.append(whole[-1] / parts[-1])
     steps = attack.tasks * (attack.task_steps + attack.shared_steps)
     print(

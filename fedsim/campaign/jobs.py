@@ -5,7 +5,6 @@ What it is, where its result goes, what it is handed, and how it is done here an
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,14 @@ from torch import Tensor
 
 from fedsim.attacks import create_attack
 from fedsim.attacks.generators import load_generator
-from fedsim.core.attack import Learner, Lesson, Progress, Reconstruction, no_progress
+from fedsim.core.attack import (
+    Learner,
+    Lesson,
+    Progress,
+    Reconstruction,
+    no_progress,
+    reads_traffic,
+)
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import AttackError, NotGranted
 from fedsim.core.knowledge import (
@@ -43,6 +49,7 @@ from fedsim.core.run import (
     observation_path,
     result_path,
 )
+from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Component, ThreatSpec
 from fedsim.defenses.applied import announced, countered
 
@@ -86,8 +93,7 @@ class Job:
         return failure_path(self.result)
 
     def seed(self, seed: int) -> int:
-        text = f"{seed} {self.label} {self.round} {self.client} {self.trial}".encode()
-        return int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
+        return seed_from(f"{seed} {self.label} {self.round} {self.client} {self.trial}")
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,7 @@ class LessonJob:
         return failure_path(self.result)
 
     def seed(self, seed: int) -> int:
-        text = f"{seed} {self.memory.name}".encode()
-        return int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
+        return seed_from(f"{seed} {self.memory.name}")
 
 
 AnyJob = Job | LessonJob
@@ -182,7 +187,7 @@ def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) ->
     """Give one lesson here and now."""
     attack = create_attack(job.attack.name, **job.attack.params)
     assert isinstance(attack, Learner)
-    if "traffic" not in handout.granted:
+    if not reads_traffic(attack, handout.granted):
         raise NotGranted(f"{job.name} needs the traffic, which the threat model does not grant.")
     seed, ledger = job.seed(handout.seed), list[str]()
     traffic = traffic_of(job.observations, handout, job.round, seed, ledger)

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from fedsim.attacks import create_attack
 from fedsim.attacks.generators import generator_metadata, load_generator, takes_labels
-from fedsim.attacks.gias import Gias
 from fedsim.campaign.jobs import Job, LessonJob
 from fedsim.clients.data.datasets import load_images
 from fedsim.clients.shards import check_shards, images_of
-from fedsim.core.attack import BASELINE, Attack, Learner
+from fedsim.core.attack import BASELINE, Learner, needs_of, reads_traffic
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import NotGranted, SpecError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by, refuse_unplayed
@@ -56,9 +55,9 @@ def prepare(spec: Spec, classes: int | None = None) -> Plan:
         check_shards(spec)
     _check_surrogate(spec)
     _check_prior(spec)
-    _check_generator(spec, classes)
     for _, component in labelled_attacks(spec):
-        _check_lessons(component, spec)
+        _check_attack(component, spec)
+    _check_generator(spec, classes)
     model = build_model(
         spec.model, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed
     )
@@ -79,11 +78,6 @@ def check_needs(component: Component, spec: Spec) -> None:
             f"the attack '{component.name}' needs {', '.join(lacking)} ({FIELDS[lacking[0]]}), "
             f"which threat {spec.threat.model} does not grant{advice}."
         )
-
-
-def needs_of(attack: Attack) -> frozenset[str]:
-    """What an attack cannot do without; a learner cannot without the traffic."""
-    return attack.needs | ({"traffic"} if isinstance(attack, Learner) else frozenset())
 
 
 def labelled_attacks(spec: Spec) -> list[tuple[str, Component]]:
@@ -178,7 +172,7 @@ def observed_rounds(spec: Spec) -> list[int]:
     """The rounds whose observations are kept: the attacked ones, and all where an attack uses
     the traffic between them."""
     attacks = [create_attack(c.name, **c.params) for _, c in labelled_attacks(spec)]
-    if any("traffic" in needs_of(attack) for attack in attacks):
+    if any(reads_traffic(attack, granted_by(spec.threat)) for attack in attacks):
         return list(range(1, spec.train.rounds + 1))
     return spec.audited_rounds
 
@@ -244,16 +238,13 @@ def _check_prior(spec: Spec) -> None:
 
 def _check_generator(spec: Spec, classes: int) -> None:
     source = spec.threat.generator
-    attacks = [create_attack(c.name, **c.params) for _, c in labelled_attacks(spec)]
-    for attack in attacks:
-        if isinstance(attack, Gias):
-            attack.check(spec.data.image_size)
-        if source is None and "generator" in attack.needs:
+    if source is None:
+        attacks = [create_attack(c.name, **c.params) for _, c in labelled_attacks(spec)]
+        if any("generator" in attack.needs for attack in attacks):
             raise SpecError(
                 "an attack needs a trained generator; say where it is: "
                 "threat.generator.checkpoint=FILE."
             )
-    if source is None:
         return
     if "generator" not in granted_by(spec.threat):
         raise SpecError(f"threat {spec.threat.model} grants no generator; threat D does.")
@@ -268,9 +259,11 @@ def _check_generator(spec: Spec, classes: int) -> None:
         )
 
 
-def _check_lessons(component: Component, spec: Spec) -> None:
-    """Refuse to attack after more lessons than there are rounds."""
+def _check_attack(component: Component, spec: Spec) -> None:
+    """What the attack itself refuses; and, if it learns, to attack after more lessons than there
+    are rounds."""
     attack = create_attack(component.name, **component.params)
+    attack.check_spec(spec)
     if isinstance(attack, Learner):
         attack.lessons_before(len(observed_rounds(spec)))
         if spec.cohort_size * spec.train.rounds < 2:

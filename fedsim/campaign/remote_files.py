@@ -21,7 +21,7 @@ import ray
 
 from fedsim.attacks import create_attack
 from fedsim.campaign.jobs import AnyJob, Handout, Job, LessonJob, work
-from fedsim.core.attack import Lesson, Progress, Reconstruction
+from fedsim.core.attack import Lesson, Progress, Reconstruction, reads_traffic
 from fedsim.core.files import write_atomically
 from fedsim.core.knowledge import Secrets
 from fedsim.core.run import address_of, list_observations, weights_path
@@ -43,10 +43,11 @@ class Returned:
 def reads(job: AnyJob, handout: Handout) -> dict[str, Path]:
     """The files a job reads, by their names in a parcel."""
     found: dict[str, Path] = {}
-    for path in _observed(job):
+    observed = _observed(job, handout)
+    for path in observed:
         for file in (path, path.with_suffix(".safetensors")):
             found[f"{_OBSERVATIONS}/{file.relative_to(job.observations)}"] = file
-    for round_ in {address_of(path)[0] for path in _observed(job)}:
+    for round_ in {address_of(path)[0] for path in observed}:
         weights = weights_path(job.observations, round_)
         for file in (weights, weights.with_suffix(".json")):
             found[f"{_OBSERVATIONS}/{file.relative_to(job.observations)}"] = file
@@ -138,18 +139,14 @@ def keep(returned: Returned, job: AnyJob) -> Reconstruction | Lesson:
     return returned.result
 
 
-def _observed(job: AnyJob) -> list[Path]:
+def _observed(job: AnyJob, handout: Handout) -> list[Path]:
     """The observations that a job may open: its own, or all up to its round."""
-    if isinstance(job, Job) and not _reads_traffic(job):
+    attack = create_attack(job.attack.name, **job.attack.params)
+    if isinstance(job, Job) and not reads_traffic(attack, handout.granted):
         return [job.observation]
     return [
         path for path in list_observations(job.observations) if address_of(path)[0] <= job.round
     ]
-
-
-def _reads_traffic(job: Job) -> bool:
-    attack = create_attack(job.attack.name, **job.attack.params)
-    return "traffic" in attack.needs | getattr(attack, "uses", frozenset())
 
 
 def _checkpoints(threat: ThreatSpec) -> dict[str, str]:

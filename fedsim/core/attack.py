@@ -15,6 +15,7 @@ from torch import Tensor
 from fedsim.core.errors import DamagedError, RunError
 from fedsim.core.files import read_tensors, save_tensors, write_json
 from fedsim.core.knowledge import Traffic, View
+from fedsim.core.spec import Spec
 
 BASELINE = "prior_only"  # the attack that never sees the update
 
@@ -108,18 +109,35 @@ class _About(BaseModel):
 
 @runtime_checkable
 class Attack(Protocol):
-    """One file under ``attacks/``, or any dataclass with these two.
+    """One file under ``attacks/``, or any dataclass with ``needs`` and ``reconstruct``.
 
-    An attack that also profits from fields it can do without names them in ``uses``, a set like
-    ``needs``.
+    The rest may be left out: `complete` then takes it from here.
     """
 
     @property
-    def needs(self) -> frozenset[str]: ...
+    def needs(self) -> frozenset[str]:
+        """The fields of a View that it cannot do without."""
+        ...
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """Fields that it also reads, where they are granted."""
+        return frozenset()
+
+    def check_spec(self, spec: Spec) -> None:
+        """Refuse, before any round runs, a spec with which it cannot work."""
+        return
 
     def reconstruct(
         self, view: View, *, device: torch.device, progress: Progress
     ) -> Reconstruction: ...
+
+
+def complete(kind: type) -> None:
+    """Give an author's class what it may leave out of `Attack`."""
+    for name in ("uses", "check_spec"):
+        if not hasattr(kind, name):
+            setattr(kind, name, getattr(Attack, name))
 
 
 @dataclass
@@ -164,3 +182,14 @@ class Learner(Attack, Protocol):
         device: torch.device,
         progress: Progress,
     ) -> Lesson: ...
+
+
+def needs_of(attack: Attack) -> frozenset[str]:
+    """What an attack cannot do without; a learner cannot without the traffic."""
+    return attack.needs | ({"traffic"} if isinstance(attack, Learner) else frozenset())
+
+
+def reads_traffic(attack: Attack, granted: frozenset[str]) -> bool:
+    """Whether it reads other observations than the one it attacks: what is kept of the rounds
+    between, and what travels to its worker, depends on this alone."""
+    return "traffic" in granted & (needs_of(attack) | attack.uses)

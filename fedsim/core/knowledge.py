@@ -6,7 +6,6 @@ is recorded in the ledger, so that a report can say what a result rests on.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,6 +21,7 @@ from fedsim.core.errors import NotGranted, SpecError, did_you_mean
 from fedsim.core.learning import Colour, Protocol, Update
 from fedsim.core.notebook import Notebook
 from fedsim.core.observation import Observation
+from fedsim.core.seeds import seed_from
 from fedsim.core.spec import ThreatSpec
 
 FIELDS: dict[str, str] = {
@@ -261,7 +261,7 @@ class View:
     def coin(self, purpose: str = "") -> torch.Generator:
         """The attacker's own coin, one for each purpose: the same for the same observation,
         attack and trial."""
-        own = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:6], "big") if purpose else 0
+        own = seed_from(purpose) if purpose else 0
         return torch.Generator().manual_seed(self._desk.seed ^ own)
 
     @property

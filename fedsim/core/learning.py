@@ -41,6 +41,9 @@ class Protocol:
     mean: Colour = (0.5, 0.5, 0.5)
     std: Colour = (0.5, 0.5, 0.5)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "upload", Upload(self.upload))
+
     @classmethod
     def of(cls, train: TrainSpec, data: DataSpec) -> Protocol:
         return cls(
@@ -75,6 +78,9 @@ class Update:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     num_examples: int = 0
     loss: float = float("nan")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", Upload(self.kind))
 
     def nbytes(self) -> int:
         groups = (self.tensors, self.buffers)

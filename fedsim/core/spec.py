@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, assert_never
 
 import numpy as np
 import yaml
@@ -28,6 +28,17 @@ class Upload(StrEnum):
 
     GRADIENT = "gradient"  # of one batch
     DELTA = "delta"  # how the weights changed over the local steps
+
+    @property
+    def sign(self) -> float:
+        """Of what is uploaded beside the gradient behind it: a descent step goes against it."""
+        match self:
+            case Upload.GRADIENT:
+                return 1.0
+            case Upload.DELTA:
+                return -1.0
+            case other:
+                assert_never(other)
 
 
 class _Section(BaseModel):

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedsim.clients.shards import images_of, shards_of
 from fedsim.core.defense import Defense
+from fedsim.core.epochs import steps_of_round
 from fedsim.core.errors import AttackError, DataError, ModelError
 from fedsim.core.knowledge import refuse_unplayed
 from fedsim.core.models import (
@@ -205,11 +206,9 @@ def _data(spec: Spec) -> tuple[int | None, int | None]:
 def _behind(spec: Spec, shard: int | None) -> tuple[int | None, int | None]:
     """Steps that the client with fewest samples takes in a round, and distinct pictures in them."""
     train = spec.train
-    if train.local_epochs:
-        if shard is None:
-            return None, None
-        return train.local_epochs * -(-shard // train.batch_size), shard
-    steps = train.local_steps or 1
+    if train.local_epochs and shard is None:
+        return None, None
+    steps = steps_of_round(train.local_steps, train.local_epochs, shard or 0, train.batch_size)
     drawn = steps * train.batch_size
     return steps, drawn if shard is None else min(drawn, shard)
 

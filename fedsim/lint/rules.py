@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fedsim.attacks import create_attack
 from fedsim.core.knowledge import THREATS, granted_by
+from fedsim.core.spec import Upload
 from fedsim.lint.facts import ACTS, Facts, NamedDefense
 from fedsim.lint.findings import Finding, Severity
 from fedsim.lint.rehearsal import EXACT_DB
@@ -139,7 +140,7 @@ def _sometimes_plain(facts: Facts) -> bool:
 
 def layer_by_layer(facts: Facts) -> Iterator[Finding]:
     """A plain chain of layers and one picture: R-GAP."""
-    one_gradient = facts.spec.train.upload == "gradient" and facts.one_image
+    one_gradient = facts.spec.train.upload is Upload.GRADIENT and facts.one_image
     if not (facts.chain and one_gradient and facts.head) or _acting(facts):
         return
     reason = (
@@ -340,7 +341,9 @@ def readable_mask(facts: Facts) -> Iterator[Finding]:
     named, tokens = facts.named("mjp"), facts.tokens
     if named is None or tokens is None or not tokens.uploads_position:
         return
-    if facts.spec.train.upload != "gradient" or not getattr(named.defense, "unknown", False):
+    if facts.spec.train.upload is not Upload.GRADIENT or not getattr(
+        named.defense, "unknown", False
+    ):
         return
     rest = round((1 - getattr(named.defense, "ratio", 1.0)) * tokens.patches)
     reason = (
@@ -440,7 +443,11 @@ RULES: tuple[Rule, ...] = (
 def _one_picture(facts: Facts) -> str:
     train = facts.spec.train
     if facts.steps == 1:
-        same = ", which is its gradient times the learning rate" if train.upload == "delta" else ""
+        same = (
+            ", which is its gradient times the learning rate"
+            if train.upload is Upload.DELTA
+            else ""
+        )
         return f"One picture stands behind an update{same} (batch_size 1, one step)"
     return f"One picture stands behind {facts.steps} local steps, whose sum keeps its equations"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsim.clients.shards import shards_of
 from fedsim.core.defense import Exposure
+from fedsim.core.epochs import steps_of_round
 from fedsim.core.spec import Spec
 from fedsim.defenses.applied import declared
 
@@ -17,11 +18,10 @@ def exposures(spec: Spec) -> list[Exposure]:
     found = []
     for client, shard in enumerate(shards_of(spec.data, spec.seed)):
         rounds = sum(client in cohort for cohort in cohorts)
-        a_round = spec.train.local_steps or 1
-        if spec.train.local_epochs:
-            a_round = spec.train.local_epochs * math.ceil(len(shard) / spec.train.batch_size)
-        rate = min(1.0, spec.train.batch_size / len(shard))
-        found.append(Exposure(rate, a_round * rounds, rounds))
+        train, samples = spec.train, len(shard)
+        steps = steps_of_round(train.local_steps, train.local_epochs, samples, train.batch_size)
+        rate = min(1.0, train.batch_size / samples)
+        found.append(Exposure(rate, steps * rounds, rounds))
     return found
 
 

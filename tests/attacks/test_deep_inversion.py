@@ -33,7 +33,7 @@ def notes(observation: Observation, which: str, threat: str = "C", statistics=No
         secrets=Secrets(statistics=statistics),
     )
     attack = create_attack("deep_inversion", batchnorm=which, engine="first_order")
-    return attack.problem(view, CPU).setting.notes
+    return attack.task(view, CPU).problem.notes
 
 
 def test_deep_inversion_recovers_an_image_far_better_than_a_guess() -> None:

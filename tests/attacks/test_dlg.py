@@ -14,7 +14,7 @@ def test_dlg_recovers_an_image_far_better_than_a_guess() -> None:
 def test_dlg_searches_soft_labels_and_has_no_prior() -> None:
     observation, _ = convnet_observation()
     attack = Dlg(steps=2)
-    problem = attack.problem(view_of(observation, "B"), CPU)
-    assert problem.labels.shape == (1, 1, 8)  # a seed, a picture, a logit for each class
-    assert problem.labels.is_floating_point()
-    assert attack.terms(problem.setting) == []
+    task = attack.task(view_of(observation, "B"), CPU)
+    assert task.labels.shape == (1, 1, 8)  # a seed, a picture, a logit for each class
+    assert task.labels.is_floating_point()
+    assert attack.terms(task.problem) == []

@@ -187,7 +187,10 @@ def test_an_attack_waits_for_the_lessons_it_needs(run: Run) -> None:
         f"{GIML[:-1]}, after: {n}, title: {t}}}" for n, t in ((0, "before"), (3, "m"))
     )
     spec = spec_of(f"attacks=[{GIML}, {before}, {middle}]")
-    jobs = [after_lessons(run, spec, job) for job in jobs_of(run, spec, victims(spec))]
+    jobs = [
+        after_lessons(job, run.learned.absolute(), len(observed_rounds(spec)))
+        for job in jobs_of(run, spec, victims(spec))
+    ]
     needed = {job.label: job.requires.name for job in jobs if job.requires is not None}
     assert needed == {
         "giml": "lesson-0003.json",
@@ -321,7 +324,7 @@ def test_mistakes_of_a_generator_are_found_before_any_round() -> None:
     with pytest.raises(SpecError, match="say where it is"):
         prepare(spec_of("threat=D", "attacks=[{name: gias}]"))
     with pytest.raises(AttackError, match="labels: joint belongs to pixels"):
-        Giml(labels="joint").problem(None, torch.device("cpu"))
+        Giml(labels="joint").task(None, torch.device("cpu"))
 
 
 def test_resuming_gives_the_same_numbers(run: Run, tmp_path: Path) -> None:

@@ -13,5 +13,5 @@ def test_idlg_recovers_an_image_far_better_than_a_guess() -> None:
 
 def test_idlg_knows_the_label_before_the_search() -> None:
     observation, _ = convnet_observation()
-    problem = IDlg(steps=2).problem(view_of(observation, "B"), CPU)
-    assert problem.labels.tolist() == [photos(16, [70])[1].tolist()]
+    task = IDlg(steps=2).task(view_of(observation, "B"), CPU)
+    assert task.labels.tolist() == [photos(16, [70])[1].tolist()]

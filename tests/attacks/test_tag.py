@@ -19,7 +19,7 @@ def test_tag_recovers_an_image_far_better_than_a_guess() -> None:
 def test_alpha_weighs_the_absolute_differences(alpha: float, expected: float) -> None:
     observation, _ = convnet_observation()
     attack = TagAttack(alpha=alpha)
-    objective = attack.objective(attack.problem(view_of(observation, "B"), CPU).setting)
+    objective = attack.objective(attack.task(view_of(observation, "B"), CPU).problem)
     target = Target({"a": torch.tensor([1.0, 1.0])})
     found = objective([torch.tensor([[2.0, -1.0]])], target)  # apart by 1 and by 2
     assert float(found.value) == pytest.approx(expected)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedsim.attacks import create_attack
 from fedsim.core.attack import Attack, Learner, Lesson, Reconstruction
 from fedsim.core.errors import RunError
 from fedsim.core.files import read_json, save_tensors
@@ -76,6 +77,7 @@ def test_a_lesson_is_written_with_what_was_read(tmp_path: Path) -> None:
 
 
 def test_what_needs_and_reconstructs_is_an_attack_and_no_learner() -> None:
-    assert isinstance(Declines(), Attack)
-    assert not isinstance(Declines(), Learner)
+    made = create_attack(f"{Declines.__module__}:Declines")
+    assert isinstance(made, Attack)
+    assert not isinstance(made, Learner)
     assert not isinstance(object(), Attack)

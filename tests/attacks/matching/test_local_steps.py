@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.attacks.matching.local_steps import OptimizerMemory, SurrogateMatcher, UnrolledMatcher
+from fedsim.attacks.matching.local_steps import OptimizerMemory, PathMatcher, UnrolledMatcher
 from fedsim.attacks.matching.matcher import GradientMatcher, Way
 from fedsim.attacks.matching.objectives import Cosine, SquaredL2, Target
 from fedsim.core.learning import Protocol, local_update
@@ -80,7 +80,7 @@ def test_a_surrogate_point_explains_several_steps_better_than_the_start() -> Non
     update = local_update(tiny(), [(images, labels)] * 8, protocol)
     target = Target({n: -t for n, t in update.tensors.items()})
     start = GradientMatcher(tiny(), target, Cosine())
-    between = SurrogateMatcher(tiny(), target, Cosine(), delta=update.tensors)
+    between = PathMatcher(tiny(), target, Cosine(), delta=update.tensors)
     truth, classes = images[None], labels[None]
     assert float(between.value(truth, classes)) < 0.5 * float(start.value(truth, classes))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedsim.attacks.inverting_gradients import InvertingGradients
-from fedsim.attacks.matching.problem import batches_of, protocol_of
+from fedsim.attacks.matching.problem import unrolled_protocol
 from fedsim.core.knowledge import THREATS, Announced, View
 from fedsim.core.learning import local_update
 from fedsim.core.observation import Observation, Public
@@ -39,25 +39,26 @@ def test_steps_take_new_pictures_and_epochs_the_same_ones(
     train: dict, batches: int, pictures: int | None, expected: list[list[int]]
 ) -> None:
     view = view_of(TrainSpec(**train), batches)
-    assert batches_of(view, view.update, train["batch_size"], pictures) == expected
+    problem = InvertingGradients(pictures=pictures).problem(view, CPU)
+    assert problem.batches == expected
 
 
 def test_who_does_not_know_the_steps_assumes_one() -> None:
     view = view_of(TrainSpec(**DELTA, local_steps=3), 3, "B")
-    assert batches_of(view, view.update, 2, None) == [[0, 1]]
+    assert InvertingGradients().problem(view, CPU).batches == [[0, 1]]
 
 
 def test_a_clipped_gradient_is_unrolled_as_one_step_of_size_one() -> None:
-    gradient = protocol_of(view_of(TrainSpec(clip=0.5, lr=0.05), 1))
+    gradient = unrolled_protocol(view_of(TrainSpec(clip=0.5, lr=0.05), 1))
     assert (gradient.lr, gradient.momentum, gradient.clip) == (1.0, 0.0, 0.5)
-    delta = protocol_of(view_of(TrainSpec(**DELTA, local_steps=2, momentum=0.9), 2))
+    delta = unrolled_protocol(view_of(TrainSpec(**DELTA, local_steps=2, momentum=0.9), 2))
     assert (delta.lr, delta.momentum) == (0.05, 0.9)
 
 
 def test_pixels_and_normalised_images_are_each_others_inverse() -> None:
-    setting = InvertingGradients(steps=1).problem(view_of(TrainSpec(), 1), CPU).setting
+    problem = InvertingGradients(steps=1).task(view_of(TrainSpec(), 1), CPU).problem
     images, _ = photos(16, [70])
-    low, high = setting.box
-    assert torch.equal(setting.normalised(torch.zeros(1, 3, 2, 2)), low.expand(1, 3, 2, 2))
-    assert torch.allclose(setting.pixels(setting.normalised(images)), images, atol=1e-6)
-    assert float(setting.pixels(high + 1).max()) == 1.0
+    low, high = problem.box
+    assert torch.equal(problem.normalised(torch.zeros(1, 3, 2, 2)), low.expand(1, 3, 2, 2))
+    assert torch.allclose(problem.pixels(problem.normalised(images)), images, atol=1e-6)
+    assert float(problem.pixels(high + 1).max()) == 1.0

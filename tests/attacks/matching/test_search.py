@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.attacks.matching.local_steps import SurrogateMatcher
+from fedsim.attacks.matching.local_steps import PathMatcher
 from fedsim.attacks.matching.matcher import GradientMatcher, Matcher
 from fedsim.attacks.matching.objectives import Cosine, Target
 from fedsim.attacks.matching.priors import GroupConsistency, Term, total_variation
@@ -77,16 +77,6 @@ def test_the_best_of_several_seeds_wins() -> None:
     )
     assert int(found.by_seed.argmin()) == 1
     assert torch.allclose(found.images, truth, atol=1e-4)
-
-
-def test_schedules() -> None:
-    cosine_, step = Budget(100, lr=1.0, warmup=10), Budget(100, lr=1.0, schedule="step")
-    assert cosine_.rate(0) == pytest.approx(0.1)
-    assert cosine_.rate(9) == pytest.approx(1.0)
-    assert cosine_.rate(55) == pytest.approx(0.5)
-    assert [round(step.rate(s), 6) for s in (0, 38, 63, 88)] == [1.0, 0.1, 0.01, 0.001]
-    phases = Budget(10, phases=((0.0, 1.0), (0.5, 0.5)))
-    assert [phases.matching_weight(d) for d in (0.0, 0.4, 0.5, 0.9)] == [1.0, 1.0, 0.5, 0.5]
 
 
 def test_patience_ends_a_search_that_stands_still() -> None:
@@ -184,7 +174,7 @@ def test_the_surrogate_point_survives_a_resume(tmp_path: Path) -> None:
     target = Target({n: -t for n, t in update.tensors.items()})
 
     def run(page: Notebook | None, progress: Progress) -> torch.Tensor:
-        matcher = SurrogateMatcher(tiny(), target, Cosine(), delta=update.tensors)
+        matcher = PathMatcher(tiny(), target, Cosine(), delta=update.tensors)
         space = Pixels(pictures(2, 5, 4)[None], LOW, HIGH)
         budget = Budget(40, save_seconds=0.0)
         return search(matcher, space, labels[None], budget, progress=progress, notebook=page).images

@@ -1,0 +1,47 @@
+"""Label rule: how a matching attack comes by its labels: granted, read, or searched as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.attacks.labels import Rule, recover_labels
+from fedsim.attacks.matching.problem import Problem
+from fedsim.core.models import head_names
+
+LabelRule = Rule | Literal["joint"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelParameters:
+    """``labels``: how labels are read, or ``joint`` to search them with the images."""
+
+    labels: LabelRule = "auto"
+
+    def find_labels(self, problem: Problem, seeds: int) -> Tensor:
+        """Labels (S, B) for every seed, or the logits of soft ones (S, B, C)."""
+        view, count = problem.view, problem.count
+        if self.labels == "joint":
+            coin = view.coin("labels")
+            soft = torch.randn(seeds, count, _classes(problem.model), generator=coin)
+            return soft.to(problem.device)
+        if view.grants("oracle_labels"):
+            labels = view.oracle_labels
+        else:
+            knows = view.grants("optimizer") and view.grants("learning_rate")
+            labels = recover_labels(
+                problem.update,
+                problem.model,
+                count,
+                self.labels,
+                protocol=view.protocol() if knows else None,
+                steps=len(problem.batches),
+            )
+        return labels.to(problem.device).expand(seeds, -1)
+
+
+def _classes(model: nn.Module) -> int:
+    return int(dict(model.named_parameters())[head_names(model)[0]].shape[0])

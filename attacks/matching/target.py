@@ -1,0 +1,62 @@
+"""Target: the layers of an update that are matched, as the gradient they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from fedsim.attacks.labels import momentum_pull
+from fedsim.attacks.matching.layers import Blocks, Part, select
+from fedsim.attacks.matching.objectives import Objective, Target
+from fedsim.attacks.matching.problem import Problem
+from fedsim.core.errors import AttackError
+from fedsim.core.spec import Upload
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetParameters:
+    """``parts`` and ``blocks``: which layers are matched."""
+
+    parts: list[Part] | None = None
+    blocks: Blocks | None = None
+
+    def target(self, problem: Problem, objective: Objective, dtype: torch.dtype) -> Target:
+        """What a simulated client's gradient, or delta, is compared with."""
+        update = problem.update
+        names = select(problem.model, update.tensors, parts=self.parts, blocks=self.blocks)
+        wanted = {n: update.tensors[n].to(problem.device).to(dtype) for n in names}
+        unrolled = problem.local == "unroll"
+        match update.kind:
+            case Upload.GRADIENT if unrolled:  # see unrolled_protocol
+                wanted = {name: -tensor for name, tensor in wanted.items()}
+            case Upload.DELTA if not unrolled:
+                wanted = _as_gradient(problem, wanted, objective)
+            case Upload.GRADIENT | Upload.DELTA:
+                pass  # compared as it is
+            case other:
+                assert_never(other)
+        return Target(wanted, masked=problem.masked)
+
+
+def _as_gradient(
+    problem: Problem, delta: dict[str, Tensor], objective: Objective
+) -> dict[str, Tensor]:
+    """The mean gradient behind a weight delta, as far as the protocol is known."""
+    view = problem.view
+    if problem.local == "surrogate" or not view.grants("learning_rate"):
+        if not getattr(objective, "scale_free", False):
+            raise AttackError(
+                "the size of a gradient cannot be told from this weight delta; only an "
+                "objective that compares directions (cosine) can match it."
+            )
+        return {name: -tensor for name, tensor in delta.items()}
+    pull, decay = float(len(problem.batches)), 0.0
+    if view.grants("optimizer"):
+        decay = view.protocol().weight_decay
+        pull = momentum_pull(view.protocol(), len(problem.batches))
+    weights = dict(problem.model.named_parameters())
+    scale = 1 / (view.learning_rate * pull)
+    return {n: -scale * t - decay * weights[n].detach() for n, t in delta.items()}
