@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from PIL import Image
 
 from fedsim.clients.data.folders import load_tree
 from fedsim.clients.data.pickles import read_pickle
-from fedsim.clients.data.pictures import ImageSet, to_tensor
+from fedsim.clients.data.pictures import ImageSet, Split, path_of, to_tensor
 from fedsim.core.errors import DataError, did_you_mean
+from fedsim.core.spec import DataSpec
 from fedsim.core.unpickling import Array
 
 CLASSES = (
@@ -44,7 +45,7 @@ class Layout:
     names: str  # the key of the class names in ``meta``
     default_names: tuple[str, ...] = ()  # where ``meta`` is not there
 
-    def files(self, split: Literal["train", "test"]) -> tuple[str, ...]:
+    def files(self, split: Split) -> tuple[str, ...]:
         return self.train if split == "train" else self.test
 
 
@@ -63,9 +64,7 @@ CIFAR10 = Layout(
 class CifarBatches(ImageSet):
     """One split of the official batches; the pixels are read again in each process, not sent."""
 
-    def __init__(
-        self, folder: Path, layout: Layout, split: Literal["train", "test"], image_size: int
-    ) -> None:
+    def __init__(self, folder: Path, layout: Layout, split: Split, image_size: int) -> None:
         self._files = [folder / name for name in layout.files(split)]
         self._layout, self._image_size = layout, image_size
         batches = [_read_batch(file, layout) for file in self._files]
@@ -86,16 +85,18 @@ class CifarBatches(ImageSet):
         return {**self.__dict__, "_pixels": None}
 
 
-def load_cifar10(path: str, split: Literal["train", "test"], image_size: int) -> ImageSet:
-    """``path``: the official batches or their parent, or a tree or zips of pictures."""
-    return _load(path, CIFAR10, split, image_size)
+def load_cifar10(data: DataSpec, split: Split) -> ImageSet:
+    """``data.path``: the official batches or their parent, or a tree or zips of pictures."""
+    where = path_of(
+        data, "the folder cifar-10-batches-py, a tree split/class/picture.jpg or its zips"
+    )
+    return _load(where, CIFAR10, split, data.image_size)
 
 
-def load_cifar100(
-    path: str, split: Literal["train", "test"], image_size: int, label: str | None
-) -> ImageSet:
-    """As ``load_cifar10``; ``label``: fine, the 100 classes, or coarse, the 20 above them."""
-    label = label or CIFAR100_LABELS[0]
+def load_cifar100(data: DataSpec, split: Split) -> ImageSet:
+    """As ``load_cifar10``; ``data.label``: fine, the 100 classes, or coarse, the 20 above them."""
+    where = path_of(data, "the folder cifar-100-python, a tree split/class/picture.jpg or its zips")
+    label = data.label or CIFAR100_LABELS[0]
     if label not in CIFAR100_LABELS:
         raise DataError(
             f"cifar100 has no label '{label}'{did_you_mean(label, CIFAR100_LABELS)}; "
@@ -110,10 +111,10 @@ def load_cifar100(
         "meta",
         f"{label}_label_names",
     )
-    return _load(path, layout, split, image_size)
+    return _load(where, layout, split, data.image_size)
 
 
-def _load(path: str, layout: Layout, split: Literal["train", "test"], image_size: int) -> ImageSet:
+def _load(path: str, layout: Layout, split: Split, image_size: int) -> ImageSet:
     root = Path(path).expanduser().resolve()
     for folder in (root, root / layout.folder):
         if any((folder / name).is_file() for name in (*layout.train, *layout.test)):

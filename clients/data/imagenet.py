@@ -6,14 +6,15 @@ import csv
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from fedsim.clients.data.folders import Placement, TreeImages, choose, place_by_folder
 from fedsim.clients.data.listing import Listing
+from fedsim.clients.data.pictures import Split, path_of
 from fedsim.clients.data.trees import open_tree
 from fedsim.core.errors import DataError
+from fedsim.core.spec import DataSpec
 
 WNID = re.compile(r"n\d{8}")
 VAL = re.compile(r"ILSVRC2012_val_(\d{8})\.jpeg", re.IGNORECASE)
@@ -23,14 +24,15 @@ TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 SOLUTION = "LOC_val_solution.csv"
 
 
-def load_imagenet(path: str, split: Literal["train", "test"], image_size: int) -> TreeImages:
+def load_imagenet(data: DataSpec, split: Split) -> TreeImages:
     """One split: ``train/`` is for train and ``val/`` for test.
 
     Classes are the synset ids on disk, sorted: with all 1000 of them the order of torchvision's
     and timm's models. Without splits it is as with any tree. ``val/`` may be flat: then
     Kaggle's solution or the devkit, which lie beside it, tell its labels.
     """
-    root = Path(path).expanduser()
+    where = path_of(data, "the folder above train/ and val/, or of folders by synset id")
+    root = Path(where).expanduser()
     base = next((root / inner for inner in BASES if (root / inner).is_dir()), root)
     tree = open_tree(str(base))
     listing = tree.listing()
@@ -46,7 +48,7 @@ def load_imagenet(path: str, split: Literal["train", "test"], image_size: int) -
                 "above train/ and val/."
             )
     _check_wnids(placement.classes, tree.where)
-    return choose(tree, listing, placement, split, image_size)
+    return choose(tree, listing, placement, split, data.image_size)
 
 
 def _with_flat_val(listing: Listing, places: Iterable[Path]) -> Placement:
