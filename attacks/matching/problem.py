@@ -19,7 +19,7 @@ from fedsim.core.learning import Protocol, Update
 Simulation = Literal["single", "unroll", "surrogate"]
 LocalName = Literal["auto", "single", "unroll", "surrogate"]
 
-UNROLLED_AT_MOST = 16  # local steps; beyond, auto takes the surrogate, whose cost does not grow
+_UNROLLED_AT_MOST = 16  # local steps; beyond, auto takes the surrogate, whose cost does not grow
 
 
 @dataclass
@@ -113,7 +113,7 @@ def _simulation(
     if not knows:
         notes.append("a weight delta is matched as if it were one gradient step")
         return "single"
-    return "unroll" if steps <= UNROLLED_AT_MOST else "surrogate"
+    return "unroll" if steps <= _UNROLLED_AT_MOST else "surrogate"
 
 
 def _batches(view: View, update: Update, size: int, pictures: int | None) -> list[list[int]]:

@@ -15,10 +15,10 @@ from fedsim.core.spec import DataSpec
 
 PICTURES = "img_align_celeba"
 ATTRIBUTES = "list_attr_celeba.txt"
-IDENTITIES = "identity_CelebA.txt"
+_IDENTITIES = "identity_CelebA.txt"
 SPLITS = "list_eval_partition.txt"
 FOLDERS = ("", "Img", "Anno", "Eval")  # as the official archive has them
-DEFAULT_LABEL = "Smiling"  # of the 40 the one nearest to half and half
+_DEFAULT_LABEL = "Smiling"  # of the 40 the one nearest to half and half
 
 
 def load_celeba(data: DataSpec, split: Split) -> TreeImages:
@@ -33,14 +33,14 @@ def load_celeba(data: DataSpec, split: Split) -> TreeImages:
     root = Path(path).expanduser()
     if not root.is_dir():
         raise DataError(f"data.path '{path}' is no folder; give the one with CelebA's files.")
-    root, label = root.resolve(), data.label or DEFAULT_LABEL
+    root, label = root.resolve(), data.label or _DEFAULT_LABEL
     tree = _pictures(root)
     listing = tree.listing()
     if not len(listing):
         raise DataError(f"{tree.where} holds no pictures; get CelebA's pictures anew.")
     files = [name.rpartition("/")[2] for name in listing.names]
     if label == "identity":
-        people = _identities(_find(root, IDENTITIES), files)
+        people = _identities(_find(root, _IDENTITIES), files)
         ids, labels = np.unique(people, return_inverse=True)
         placement = Placement(labels, tuple(str(i) for i in ids), groups=people)
         return choose(tree, listing, placement, split, data.image_size)
@@ -49,7 +49,7 @@ def load_celeba(data: DataSpec, split: Split) -> TreeImages:
     parts = _lookup(_find(root, SPLITS), files, _number)
     if not set(np.unique(parts)) <= {0, 1, 2}:
         raise DataError(f"{_find(root, SPLITS)} has splits other than 0, 1 and 2; get it anew.")
-    known = _find(root, IDENTITIES, needed=False)
+    known = _find(root, _IDENTITIES, needed=False)
     groups = _identities(known, files) if known.is_file() else None
     placement = Placement(labels, (f"not_{label}", label), parts > 0, groups)
     return choose(tree, listing, placement, split, data.image_size)

@@ -29,11 +29,11 @@ CLASSES = (
     "ship",
     "truck",
 )
-CIFAR100_LABELS = ("fine", "coarse")
+_CIFAR100_LABELS = ("fine", "coarse")
 
 
 @dataclass(frozen=True)
-class Layout:
+class _Layout:
     """How one of the two lies on disk."""
 
     title: str
@@ -49,7 +49,7 @@ class Layout:
         return self.train if split == "train" else self.test
 
 
-CIFAR10 = Layout(
+_CIFAR10 = _Layout(
     "CIFAR-10",
     "cifar-10-batches-py",
     tuple(f"data_batch_{i}" for i in range(1, 6)),
@@ -61,10 +61,10 @@ CIFAR10 = Layout(
 )
 
 
-class CifarBatches(ImageSet):
+class _CifarBatches(ImageSet):
     """One split of the official batches; the pixels are read again in each process, not sent."""
 
-    def __init__(self, folder: Path, layout: Layout, split: Split, image_size: int) -> None:
+    def __init__(self, folder: Path, layout: _Layout, split: Split, image_size: int) -> None:
         self._files = [folder / name for name in layout.files(split)]
         self._layout, self._image_size = layout, image_size
         batches = [_read_batch(file, layout) for file in self._files]
@@ -90,19 +90,19 @@ def load_cifar10(data: DataSpec, split: Split) -> ImageSet:
     where = path_of(
         data, "the folder cifar-10-batches-py, a tree split/class/picture.jpg or its zips"
     )
-    return _load(where, CIFAR10, split, data.image_size)
+    return _load(where, _CIFAR10, split, data.image_size)
 
 
 def load_cifar100(data: DataSpec, split: Split) -> ImageSet:
     """As ``load_cifar10``; ``data.label``: fine, the 100 classes, or coarse, the 20 above them."""
     where = path_of(data, "the folder cifar-100-python, a tree split/class/picture.jpg or its zips")
-    label = data.label or CIFAR100_LABELS[0]
-    if label not in CIFAR100_LABELS:
+    label = data.label or _CIFAR100_LABELS[0]
+    if label not in _CIFAR100_LABELS:
         raise DataError(
-            f"cifar100 has no label '{label}'{did_you_mean(label, CIFAR100_LABELS)}; "
+            f"cifar100 has no label '{label}'{did_you_mean(label, _CIFAR100_LABELS)}; "
             "data.label is fine or coarse."
         )
-    layout = Layout(
+    layout = _Layout(
         "CIFAR-100",
         "cifar-100-python",
         ("train",),
@@ -114,11 +114,11 @@ def load_cifar100(data: DataSpec, split: Split) -> ImageSet:
     return _load(where, layout, split, data.image_size)
 
 
-def _load(path: str, layout: Layout, split: Split, image_size: int) -> ImageSet:
+def _load(path: str, layout: _Layout, split: Split, image_size: int) -> ImageSet:
     root = Path(path).expanduser().resolve()
     for folder in (root, root / layout.folder):
         if any((folder / name).is_file() for name in (*layout.train, *layout.test)):
-            return CifarBatches(folder, layout, split, image_size)
+            return _CifarBatches(folder, layout, split, image_size)
     if layout.labels == "coarse_labels":
         raise DataError(
             f"{root} holds no cifar-100-python, and a tree of pictures has no coarse labels; "
@@ -127,7 +127,7 @@ def _load(path: str, layout: Layout, split: Split, image_size: int) -> ImageSet:
     return load_tree(path, split, image_size, class_order=layout.default_names)
 
 
-def _read_batch(file: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+def _read_batch(file: Path, layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
     """Pixels (n, 3072) uint8, channel by channel, and labels (n,)."""
     content = read_pickle(file, layout.title)
     data, labels = content.get("data"), content.get(layout.labels)
@@ -147,7 +147,7 @@ def _read_batch(file: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     return pixels, np.array(labels, dtype=np.int64)
 
 
-def _class_names(meta: Path, layout: Layout) -> tuple[str, ...]:
+def _class_names(meta: Path, layout: _Layout) -> tuple[str, ...]:
     if not meta.is_file() and layout.default_names:
         return layout.default_names
     names = read_pickle(meta, layout.title).get(layout.names)

@@ -17,31 +17,31 @@ from fedsim.core.spec import DataSpec
 
 __all__ = ["DATASETS", "ImageSet", "Split", "dataset_names", "known_as", "load_images"]
 
-HUB = f"{PREFIX}<name>"
+_HUB = f"{PREFIX}<name>"
 
 DATASETS: dict[str, str] = {
     "celeba": "fedsim.clients.data.celeba:load_celeba",
     "cifar10": "fedsim.clients.data.cifar:load_cifar10",
     "cifar100": "fedsim.clients.data.cifar:load_cifar100",
-    HUB: "fedsim.clients.data.hub:load_hub",
+    _HUB: "fedsim.clients.data.hub:load_hub",
     "imagefolder": "fedsim.clients.data.folders:load_imagefolder",
     "imagenet": "fedsim.clients.data.imagenet:load_imagenet",
     "lfw_subset": "fedsim.clients.data.photos:LfwSubset",
     "mnist": "fedsim.clients.data.mnist:load_mnist",
     "photos": "fedsim.clients.data.photos:Photos",
 }
-LABELLED = ("celeba", "cifar100", HUB)  # of these, that have more than one thing to learn
+_LABELLED = ("celeba", "cifar100", _HUB)  # of these, that have more than one thing to learn
 
 
 def load_images(data: DataSpec, split: Split) -> ImageSet:
     """One split of the data set that ``data`` names; no picture is held until it is asked for."""
-    name = HUB if data.name.startswith(PREFIX) else data.name
+    name = _HUB if data.name.startswith(PREFIX) else data.name
     if name not in DATASETS:
         return _load_authors(data, split)
-    if data.label is not None and name not in LABELLED:
+    if data.label is not None and name not in _LABELLED:
         raise DataError(
             f"data.label is '{data.label}', but {name} has one kind of label only; leave it out "
-            f"(it is for {', '.join(LABELLED)})."
+            f"(it is for {', '.join(_LABELLED)})."
         )
     images: ImageSet = find("data set", DATASETS, name)(data, split)
     return images
@@ -89,8 +89,9 @@ def _load_authors(data: DataSpec, split: Split) -> ImageSet:
 
 def _check_labels(name: str, images: ImageSet) -> None:
     labels, classes = getattr(images, "labels", None), getattr(images, "classes", ())
-    whole = isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu"
-    if not whole or not len(labels) or not 0 <= labels.min() <= labels.max() < len(classes):
+    numbers = labels if isinstance(labels, np.ndarray) else np.empty(0)
+    whole = numbers.ndim == 1 and numbers.dtype.kind in "iu" and len(numbers) > 0
+    if not whole or not 0 <= numbers.min() <= numbers.max() < len(classes):
         raise DataError(
             f"the data set '{name}' must have classes, and labels that number them from 0: an "
             f"array of whole numbers, one for each picture."

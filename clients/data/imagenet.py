@@ -17,11 +17,11 @@ from fedsim.core.errors import DataError
 from fedsim.core.spec import DataSpec
 
 WNID = re.compile(r"n\d{8}")
-VAL = re.compile(r"ILSVRC2012_val_(\d{8})\.jpeg", re.IGNORECASE)
-BASES = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")  # where Kaggle's archive keeps train/ and val/
-DEVKIT = "ILSVRC2012_devkit_t12/data"
+_VAL = re.compile(r"ILSVRC2012_val_(\d{8})\.jpeg", re.IGNORECASE)
+_BASES = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")  # where Kaggle's archive keeps train/ and val/
+_DEVKIT = "ILSVRC2012_devkit_t12/data"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-SOLUTION = "LOC_val_solution.csv"
+_SOLUTION = "LOC_val_solution.csv"
 
 
 def load_imagenet(data: DataSpec, split: Split) -> TreeImages:
@@ -33,7 +33,7 @@ def load_imagenet(data: DataSpec, split: Split) -> TreeImages:
     """
     where = path_of(data, "the folder above train/ and val/, or of folders by synset id")
     root = Path(where).expanduser()
-    base = next((root / inner for inner in BASES if (root / inner).is_dir()), root)
+    base = next((root / inner for inner in _BASES if (root / inner).is_dir()), root)
     tree = open_tree(str(base))
     listing = tree.listing()
     if "val" in listing.folders:
@@ -72,13 +72,13 @@ def _val_labels(pictures: list[str], places: Iterable[Path]) -> list[str]:
     """The synset id of each picture of a flat ``val/``."""
     places = tuple(places)
     for place in places:
-        if (place / SOLUTION).is_file():
-            return _by_solution(pictures, place / SOLUTION)
-        for devkit in (place / DEVKIT, place):
+        if (place / _SOLUTION).is_file():
+            return _by_solution(pictures, place / _SOLUTION)
+        for devkit in (place / _DEVKIT, place):
             if (devkit / TRUTH).is_file():
                 return _by_devkit(pictures, devkit)
     raise DataError(
-        f"val/ is flat and {places[0]} has neither {DEVKIT}/{TRUTH} nor {SOLUTION} to tell its "
+        f"val/ is flat and {places[0]} has neither {_DEVKIT}/{TRUTH} nor {_SOLUTION} to tell its "
         "classes; add one of them, or move the pictures to folders by synset id."
     )
 
@@ -110,7 +110,7 @@ def _by_devkit(pictures: list[str], devkit: Path) -> list[str]:
         raise DataError(f"{truth} is no list of numbers ({error}); get the devkit anew.") from error
     found = []
     for picture in pictures:
-        match = VAL.fullmatch(picture)
+        match = _VAL.fullmatch(picture)
         if match is None:
             raise DataError(
                 f"val/{picture} is not named like ILSVRC2012_val_00000001.JPEG, so its class "

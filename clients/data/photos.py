@@ -27,9 +27,9 @@ PICTURES = {
     "hubble_deep_field": "hubble_deep_field.jpg",
     "motorcycle": "motorcycle_left.png",
 }
-CROPS = {"train": 64, "test": 16}  # of each picture
-TEST_WIDTH = 0.3  # on the left, where every photograph still shows some of its subject
-CROP_SEED = "fedsim photos 1"  # the data set itself: another seed is another data set
+_CROPS = {"train": 64, "test": 16}  # of each picture
+_TEST_WIDTH = 0.3  # on the left, where every photograph still shows some of its subject
+_CROP_SEED = "fedsim photos 1"  # the data set itself: another seed is another data set
 
 
 class Photos(ImageSet):
@@ -41,7 +41,7 @@ class Photos(ImageSet):
 
     def __init__(self, data: DataSpec, split: Split) -> None:
         self.classes = tuple(PICTURES)
-        self.labels = np.repeat(np.arange(len(PICTURES), dtype=np.int64), CROPS[split])
+        self.labels = np.repeat(np.arange(len(PICTURES), dtype=np.int64), _CROPS[split])
         self._boxes = [box for name in PICTURES for box in crop_boxes(name, split)]
         self._image_size = data.image_size
 
@@ -72,9 +72,9 @@ def crop_boxes(picture: str, split: Split) -> list[Box]:
     left, top, right, bottom = _region(picture, split)
     short = min(right - left, bottom - top)
     # Only random() is promised to give the same numbers in every version of Python.
-    draw = random.Random(f"{CROP_SEED} {picture} {split}").random
+    draw = random.Random(f"{_CROP_SEED} {picture} {split}").random
     boxes = []
-    for _ in range(CROPS[split]):
+    for _ in range(_CROPS[split]):
         side = round(short * (0.5 + 0.5 * draw()))
         x = left + int(draw() * (right - left - side + 1))
         y = top + int(draw() * (bottom - top - side + 1))
@@ -84,7 +84,7 @@ def crop_boxes(picture: str, split: Split) -> list[Box]:
 
 def _region(picture: str, split: Split) -> Box:
     width, height = _photograph(picture).size
-    border = round(width * TEST_WIDTH)
+    border = round(width * _TEST_WIDTH)
     return (0, 0, border, height) if split == "test" else (border, 0, width, height)
 
 

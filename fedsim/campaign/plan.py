@@ -13,8 +13,8 @@ from torch import Tensor
 from fedsim.attacks import create_attack
 from fedsim.attacks.generators import generator_metadata, load_generator, takes_labels
 from fedsim.campaign.jobs import Job, LessonJob
-from fedsim.clients.data.datasets import known_as, load_images
-from fedsim.clients.shards import check_shards, images_of
+from fedsim.clients import check_shards, images_of
+from fedsim.clients.data import known_as, load_images
 from fedsim.core.attack import BASELINE, Learner, needs_of, reads_traffic
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import NotGranted, SpecError

@@ -23,7 +23,7 @@ from fedsim.attacks.generators import (
     takes_labels,
 )
 from fedsim.attacks.generators.training import Schedule, train_generator
-from fedsim.clients.data.datasets import known_as, load_images
+from fedsim.clients.data import known_as, load_images
 from fedsim.core.attack import Progress, no_progress
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import ModelError
