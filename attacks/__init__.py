@@ -17,6 +17,8 @@ from fedsim.core.registry import build
 if __name__ != "fedsim.attacks":
     raise ImportError("import fedsim.attacks: it is a part of fedsim.", name=__name__)
 
+__all__ = ["ATTACKS", "Attack", "create_attack"]
+
 ATTACKS: dict[str, str] = {
     "april": "fedsim.attacks.april:April",
     "april_closed": "fedsim.attacks.april_closed:AprilClosed",

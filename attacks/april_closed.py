@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedsim.attacks.closed.frame import ClosedForm, Solved, fold_patches, uploaded
-from fedsim.attacks.closed.solvers import ridge_solve
+from fedsim.attacks.closed import ClosedForm, Solved, fold_patches, ridge_solve, uploaded
 from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError

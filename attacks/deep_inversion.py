@@ -24,7 +24,7 @@ from fedsim.core.knowledge import Statistics
 
 BatchNormName = Literal["auto", "exact", "running", "none"]
 
-PRESETS: dict[str, dict[str, float]] = {
+_PRESETS: dict[str, dict[str, float]] = {
     "paper": {"matching": 1e-3, "tv": 1e-4, "l2": 1e-6, "bn": 0.1, "group": 0.01, "langevin": 0.2},
     "cpu": {"matching": 1.0, "tv": 0.05, "l2": 0.0, "bn": 1e-3, "group": 1e-3, "langevin": 0.0},
 }
@@ -54,7 +54,7 @@ class DeepInversion(MatchingAttack):
     def weight(self, name: str) -> float:
         """A coefficient: as given, else the preset's."""
         given: float | None = getattr(self, name)
-        return PRESETS[self.preset][name] if given is None else given
+        return _PRESETS[self.preset][name] if given is None else given
 
     def objective(self, problem: Problem) -> Objective:
         return objective_of(self.cost or ("layer_l2" if self.preset == "paper" else "cosine"))

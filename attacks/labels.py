@@ -39,14 +39,14 @@ _ONE_SIGN = 0.5  # of the rows: where features have one sign, so have the rows o
 
 
 @dataclass(frozen=True)
-class HeadUpdate:
+class _HeadUpdate:
     """The update of the classifier, as an ascent direction."""
 
     weight: Tensor | None  # (C, D)
     bias: Tensor | None  # (C,)
 
     @classmethod
-    def of(cls, update: Update, model: nn.Module) -> HeadUpdate:
+    def of(cls, update: Update, model: nn.Module) -> _HeadUpdate:
         names = head_names(model)
         found = [update.tensors[name] for name in names if name in update.tensors]
         if not found:
@@ -73,19 +73,19 @@ def recover_labels(
 
     ``protocol`` and ``steps`` are how the client trained, where the attacker knows it.
     """
-    head = HeadUpdate.of(update, model)
+    head = _HeadUpdate.of(update, model)
     if rule == "auto":
         rule = _choose(head, update, protocol, count)
     if rule == "steps":
         if protocol is None:
             raise AttackError("labels: steps needs the client's optimiser, which is not known.")
-        return labels_from_steps(head, model, count, protocol, steps)
+        return _labels_from_steps(head, model, count, protocol, steps)
     if rule == "bias":
         if head.bias is None:
             raise AttackError("labels: bias needs the head's bias, which the update lacks.")
         if update.kind is Upload.DELTA or (protocol is not None and protocol.clip is not None):
             return labels_from_counts(head.bias, count)  # of a size that nobody knows
-        return labels_from_bias(head, model, count)
+        return _labels_from_bias(head, model, count)
     if head.weight is None:
         raise AttackError(f"labels: {rule} needs the head's weight, which the update lacks.")
     if rule == "rows":
@@ -95,7 +95,7 @@ def recover_labels(
     return labels_by_sum(head.weight, count)
 
 
-def _choose(head: HeadUpdate, update: Update, protocol: Protocol | None, count: int) -> Rule:
+def _choose(head: _HeadUpdate, update: Update, protocol: Protocol | None, count: int) -> Rule:
     if head.weight is not None and head.bias is not None and sparse(head.bias):
         if one_signed(head.weight) >= _ONE_SIGN:
             return "rows"
@@ -142,15 +142,15 @@ def _enough_classes(weight: Tensor, count: int) -> None:
         )
 
 
-def labels_from_bias(head: HeadUpdate, model: nn.Module, count: int) -> Tensor:
+def _labels_from_bias(head: _HeadUpdate, model: nn.Module, count: int) -> Tensor:
     """Counts behind one gradient:  n = B (mean p - db)."""
     assert head.bias is not None
     start = _predictions(head, model, head.bias, head.weight)
     return counted(start - head.bias, count, head.bias < 0)
 
 
-def labels_from_steps(
-    head: HeadUpdate, model: nn.Module, count: int, protocol: Protocol, steps: int
+def _labels_from_steps(
+    head: _HeadUpdate, model: nn.Module, count: int, protocol: Protocol, steps: int
 ) -> Tensor:
     """Counts of ``count`` samples seen over ``steps`` SGD steps, from the head's delta.
 
@@ -177,7 +177,7 @@ def momentum_pull(protocol: Protocol, steps: int) -> float:
 
 
 def _predictions(
-    head: HeadUpdate,
+    head: _HeadUpdate,
     model: nn.Module,
     bias_step: Tensor,
     weight_step: Tensor | None,
@@ -239,7 +239,7 @@ def batch_size_from_rank(update: Update, model: nn.Module) -> int:
     """
     if update.kind is not Upload.GRADIENT:
         raise AttackError("the batch size can be read from one gradient, not from a weight delta.")
-    head = HeadUpdate.of(update, model)
+    head = _HeadUpdate.of(update, model)
     if head.weight is not None:
         rank, most = numerical_rank(head.weight), min(len(head.weight) - 1, head.weight.shape[1])
         if rank < most:

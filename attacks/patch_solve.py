@@ -24,8 +24,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.attacks.closed.frame import ClosedForm, Solved, fold_patches, uploaded
-from fedsim.attacks.closed.solvers import RidgeSolution, ridge_solve
+from fedsim.attacks.closed import (
+    ClosedForm,
+    RidgeSolution,
+    Solved,
+    fold_patches,
+    ridge_solve,
+    uploaded,
+)
 from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
@@ -62,7 +68,7 @@ class PatchSolve(ClosedForm):
             case Upload.GRADIENT:
                 pass
             case Upload.DELTA:
-                tensors = without_decay(view, model, notes)
+                tensors = _without_decay(view, model, notes)
             case other:
                 assert_never(other)
         tokens, weight = self._system(tensors, parts)
@@ -87,7 +93,7 @@ class PatchSolve(ClosedForm):
         return hidden if bool(hidden.any()) else None
 
     def finish(self, image: Tensor, notes: list[str]) -> Tensor:
-        if not self.snap or (distance := distance_to_8_bit(image)) >= SNAP_BELOW:
+        if not self.snap or (distance := distance_to_8_bit(image)) >= _SNAP_BELOW:
             return image
         notes.append(
             f"moved onto the 8-bit grid, from {distance:.1e} of a step away (chance: 0.25)"
@@ -105,7 +111,7 @@ class PatchSolve(ClosedForm):
         return tokens, weight.flatten(1)
 
 
-SNAP_BELOW = 0.05  # of a grid step; numbers at random lie 0.25 away on average
+_SNAP_BELOW = 0.05  # of a grid step; numbers at random lie 0.25 away on average
 
 
 def distance_to_8_bit(image: Tensor) -> float:
@@ -114,7 +120,7 @@ def distance_to_8_bit(image: Tensor) -> float:
     return float((inside - inside.round()).abs().mean()) if len(inside) else 1.0
 
 
-def without_decay(view: View, model: nn.Module, notes: list[str]) -> dict[str, Tensor]:
+def _without_decay(view: View, model: nn.Module, notes: list[str]) -> dict[str, Tensor]:
     """A weight delta less what weight decay made of the weights, as far as it is known.
 
     SGD with momentum and decay is linear: the weights after the steps are f times those before,
@@ -144,7 +150,7 @@ def without_decay(view: View, model: nn.Module, notes: list[str]) -> dict[str, T
     }
 
 
-POOR_FIT = 0.05  # relative residual beyond which several pictures must stand behind a delta
+_POOR_FIT = 0.05  # relative residual beyond which several pictures must stand behind a delta
 
 
 def _notes(solution: RidgeSolution, unknowns: int, batch: int) -> list[str]:
@@ -154,7 +160,7 @@ def _notes(solution: RidgeSolution, unknowns: int, batch: int) -> list[str]:
             f"underdetermined: a batch of {batch} images mixes in one system; the estimate is a "
             f"blend, given {batch} times"
         )
-    elif solution.residual > POOR_FIT:
+    elif solution.residual > _POOR_FIT:
         notes.append(
             f"the equations of one image do not fit (residual {solution.residual:.2f}): noise, or "
             f"several images stand behind the update"

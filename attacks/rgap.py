@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
-from fedsim.attacks.closed.frame import ClosedForm, Solved, uploaded
+from fedsim.attacks.closed import ClosedForm, Solved, uploaded
 from fedsim.attacks.generators import generate, latent_size, latents_of
 from fedsim.attacks.labels import recover_labels
 from fedsim.core.attack import Progress

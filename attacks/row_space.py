@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks.closed.frame import ClosedForm, Solved, fold_patches, uploaded
+from fedsim.attacks.closed import ClosedForm, Solved, fold_patches, uploaded
 from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError

@@ -1,7 +1,45 @@
 """The client side: data sets, shards, local training and evaluation as a Flower ClientApp.
 
-It alone touches private pictures; what it learned from goes into the vault.
+It alone touches private pictures; what it learned from goes into the vault. What it offers to
+other rooms is opened when it is asked for: the app brings Flower, and the shards bring models.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if __name__ != "fedsim.clients":
     raise ImportError("import fedsim.clients: it is a part of fedsim.", name=__name__)
+
+if TYPE_CHECKING:
+    from fedsim.clients.app import ClientSide, make_client_app
+    from fedsim.clients.dealing import deal, open_holding, read_public, write_public
+    from fedsim.clients.shards import Holding, check_shards, draw_batches, images_of, shards_of
+
+__all__ = [
+    "ClientSide",
+    "Holding",
+    "check_shards",
+    "deal",
+    "draw_batches",
+    "images_of",
+    "make_client_app",
+    "open_holding",
+    "read_public",
+    "shards_of",
+    "write_public",
+]
+
+_MODULES = {
+    "app": ("ClientSide", "make_client_app"),
+    "dealing": ("deal", "open_holding", "read_public", "write_public"),
+    "shards": ("Holding", "check_shards", "draw_batches", "images_of", "shards_of"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, offered in _MODULES.items():
+        if name in offered:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -30,7 +30,7 @@ from fedsim.core.spec import DataSpec, Positive, Spec
 HOLDING = "holding.safetensors"
 PUBLIC = Path("server") / "public.json"
 MOST_PICTURES, MOST_BYTES = 256, 32 << 20  # in one file; of more than one picture
-AGAIN = "deal it again with `fedsim deal`"
+_AGAIN = "deal it again with `fedsim deal`"
 
 
 class _Terms(BaseModel):
@@ -49,7 +49,7 @@ class _Terms(BaseModel):
             if there != here:
                 raise DataError(
                     f"'{where}' was dealt for another spec, whose {name} is {there} and not "
-                    f"{here}; {AGAIN}, or correct the spec."
+                    f"{here}; {_AGAIN}, or correct the spec."
                 )
 
 
@@ -119,7 +119,7 @@ def open_holding(folder: Path, spec: Spec, client: int) -> Holding:
             f"'{folder}' holds no pictures of a client; deal them with `fedsim deal`."
         ) from None
     except (DamagedError, KeyError, ValidationError) as error:
-        raise DataError(f"'{folder / HOLDING}' is damaged; {AGAIN}.") from error
+        raise DataError(f"'{folder / HOLDING}' is damaged; {_AGAIN}.") from error
     about.refuse_other(spec, folder)
     if about.client != client:
         raise DataError(
@@ -131,7 +131,7 @@ def open_holding(folder: Path, spec: Spec, client: int) -> Holding:
         if "test" not in parts:
             raise DataError(
                 f"'{folder}' was dealt without the test split, as train.evaluate was false; "
-                f"{AGAIN}."
+                f"{_AGAIN}."
             )
         return parts["test"]
 
@@ -151,7 +151,7 @@ def read_public(path: Path, spec: Spec) -> int:
     except FileNotFoundError:
         raise DataError(f"there is no '{path}'; `fedsim deal` writes it.") from None
     except (DamagedError, ValidationError) as error:
-        raise DataError(f"'{path}' is damaged; {AGAIN}.") from error
+        raise DataError(f"'{path}' is damaged; {_AGAIN}.") from error
     told.refuse_other(spec, path)
     return told.classes
 
@@ -171,11 +171,11 @@ class _DealtImages(ImageSet):
             with safe_open(file, framework="pt") as content:
                 picture = content.get_slice("pictures")[row].contiguous()
         except FileNotFoundError:
-            raise DataError(f"'{file}' is missing; {AGAIN}.") from None
+            raise DataError(f"'{file}' is missing; {_AGAIN}.") from None
         except (SafetensorError, OSError, ValueError, IndexError) as error:
-            raise DataError(f"'{file}' is damaged ({type(error).__name__}); {AGAIN}.") from error
+            raise DataError(f"'{file}' is damaged ({type(error).__name__}); {_AGAIN}.") from error
         if _mark(picture) != self._marks[index]:
-            raise DataError(f"'{file}' is damaged, or another's; {AGAIN}.")
+            raise DataError(f"'{file}' is damaged, or another's; {_AGAIN}.")
         return unpacked(picture)
 
 

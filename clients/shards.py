@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedsim.clients.data.datasets import ImageSet, load_images
+from fedsim.clients.data.datasets import load_images
 from fedsim.clients.data.partitions import partition
-from fedsim.clients.data.pictures import Part, Remembered
+from fedsim.clients.data.pictures import ImageSet, Part, Remembered
 from fedsim.core.epochs import epoch_rows
 from fedsim.core.errors import DataError
 from fedsim.core.learning import Batch

@@ -17,6 +17,8 @@ from fedsim.core.spec import Component
 if __name__ != "fedsim.defenses":
     raise ImportError("import fedsim.defenses: it is a part of fedsim.", name=__name__)
 
+__all__ = ["DEFENSES", "Defense", "create_defense", "create_defenses"]
+
 DEFENSES: dict[str, str] = {
     "clipping": "fedsim.defenses.clipping:Clipping",
     "dp_sgd": "fedsim.defenses.dp_sgd:DpSgd",

@@ -56,7 +56,7 @@ class DpSgd(Defense):
         each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
         for at in range(0, len(images), CHUNK):
             found = each(trained, images[at : at + CHUNK], labels[at : at + CHUNK])
-            for name, summed in clipped_sum(found, self.clip).items():
+            for name, summed in _clipped_sum(found, self.clip).items():
                 total[name] += summed
         return {
             name: (t + self.noise * self.clip * torch.randn(t.shape, generator=rng).to(t))
@@ -74,7 +74,7 @@ class DpSgd(Defense):
         return spent(self.noise, rate, steps, self.delta)
 
 
-def clipped_sum(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
+def _clipped_sum(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
     """The sum of per-sample gradients (B, ...), each scaled to a norm of at most ``clip``."""
     norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
     scale = (clip / norms.clamp(min=1e-30)).clamp(max=1.0)

@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-LEAST_BLOCK = 8  # patches; smaller grids take what there is
-ASPECT = 0.3  # of a block, to its inverse
-TRIES = 20
+_LEAST_BLOCK = 8  # patches; smaller grids take what there is
+_ASPECT = 0.3  # of a block, to its inverse
+_TRIES = 20
 
 
 def block_mask(grid: tuple[int, int], ratio: float, rng: torch.Generator) -> Tensor:
@@ -20,12 +20,12 @@ def block_mask(grid: tuple[int, int], ratio: float, rng: torch.Generator) -> Ten
     rows, columns = grid
     target = max(1, int(rows * columns * ratio))
     mask = torch.zeros(rows, columns, dtype=torch.bool)
-    for _ in range(TRIES):
+    for _ in range(_TRIES):
         missing = target - int(mask.sum())
         if missing <= 0:
             break
-        area = _between(min(LEAST_BLOCK, missing), missing, rng)
-        aspect = math.exp(_between(math.log(ASPECT), -math.log(ASPECT), rng))
+        area = _between(min(_LEAST_BLOCK, missing), missing, rng)
+        aspect = math.exp(_between(math.log(_ASPECT), -math.log(_ASPECT), rng))
         height = max(1, min(rows, round(math.sqrt(area * aspect))))
         width = max(1, min(columns, round(math.sqrt(area / aspect))))
         top, left = _below(rows - height + 1, rng), _below(columns - width + 1, rng)

@@ -24,7 +24,7 @@ from fedsim.core.models import VitParts, batchnorm_names, vit_parts
 from fedsim.core.spec import Upload
 from fedsim.defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
 
-CONVOLUTIONAL_GRID = 8  # patches a side, for networks that have none of their own
+_CONVOLUTIONAL_GRID = 8  # patches a side, for networks that have none of their own
 UNKNOWN, INDEX, HEAD = "unk_embed", "index_embed", "dal_head"
 
 
@@ -65,7 +65,7 @@ class Mjp(Defense):
         except ModelError as error:
             if not batchnorm_names(model):
                 raise ModelError(f"mjp finds no patches to shuffle: {error}") from error
-            object.__setattr__(model, "puzzle", Puzzle((CONVOLUTIONAL_GRID,) * 2))
+            object.__setattr__(model, "puzzle", Puzzle((_CONVOLUTIONAL_GRID,) * 2))
             return model
         if parts.position is None or not hasattr(model, "_pos_embed"):
             raise ModelError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedsim.core.defense import Defense, Informed
 from fedsim.core.learning import Update
 
-INDEX_BYTES = 4  # where a number belongs, beside the number itself
+_INDEX_BYTES = 4  # where a number belongs, beside the number itself
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Sparsification(Defense):
         total = 0
         for tensor in update.tensors.values():
             width = tensor.element_size()
-            sparse = int(torch.count_nonzero(tensor)) * (width + INDEX_BYTES)
+            sparse = int(torch.count_nonzero(tensor)) * (width + _INDEX_BYTES)
             total += min(sparse, tensor.numel() * width)
         return total
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedsim.attacks import create_attack
 from fedsim.attacks.labels import recover_labels
-from fedsim.clients.data.datasets import load_images
+from fedsim.clients.data import load_images
 from fedsim.core.attack import Reconstruction, no_progress
 from fedsim.core.knowledge import THREATS, Announced, Desk, View
 from fedsim.core.learning import Protocol, local_update

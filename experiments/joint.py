@@ -20,7 +20,7 @@ from table import interval
 from torch import Tensor, nn
 
 from fedsim.attacks import create_attack
-from fedsim.clients.data.datasets import load_images
+from fedsim.clients.data import load_images
 from fedsim.core.attack import no_progress
 from fedsim.core.knowledge import THREATS, Announced, Traffic, View
 from fedsim.core.learning import local_update

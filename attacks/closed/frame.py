@@ -55,13 +55,13 @@ class ClosedForm(Attack, ABC):
         image = self.finish((solved.image.cpu() * std + mean).clamp(0, 1), solved.notes)
         return Reconstruction(
             images=image.float().repeat(batch, 1, 1, 1),
-            labels=labels_beside(view, model, solved.notes),
+            labels=_labels_beside(view, model, solved.notes),
             loss=solved.loss,
             notes=solved.notes,
         )
 
 
-def labels_beside(view: View, model: nn.Module, notes: list[str]) -> Tensor | None:
+def _labels_beside(view: View, model: nn.Module, notes: list[str]) -> Tensor | None:
     """The labels, where the head was uploaded; the picture does not depend on them."""
     try:
         return recover_labels(view.update, model, view.batch_size)

@@ -11,7 +11,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks.generators import doublings_of
+from fedsim.attacks.generators.network import doublings_of
 
 
 class Dcgan(nn.Module):

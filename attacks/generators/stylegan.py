@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsim.attacks.generators import doublings_of
+from fedsim.attacks.generators.network import doublings_of
 
 
-class Modulated(nn.Module):
+class _Modulated(nn.Module):
     """A convolution whose weights are scaled by a style, and normed again (demodulation)."""
 
     def __init__(self, before: int, after: int, style: int, kernel: int, demodulate: bool = True):
@@ -61,9 +61,9 @@ class StyleGan(nn.Module):
         widths = [width * min(8, 2**k) for k in reversed(range(doublings + 1))]
         self.start = nn.Parameter(torch.randn(1, widths[0], 4, 4))
         pairs = [(widths[0], widths[0]), *itertools.pairwise(widths)]
-        self.layers = nn.ModuleList(Modulated(a, b, latent_size, 3) for a, b in pairs)
+        self.layers = nn.ModuleList(_Modulated(a, b, latent_size, 3) for a, b in pairs)
         self.colours = nn.ModuleList(
-            Modulated(b, channels, latent_size, 1, demodulate=False) for _, b in pairs
+            _Modulated(b, channels, latent_size, 1, demodulate=False) for _, b in pairs
         )
 
     def latents(self, z: Tensor) -> Tensor:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from fedsim.attacks.generators import decode, latent_size, latents_of
+from fedsim.attacks.generators.network import decode, latent_size, latents_of
 from fedsim.core.attack import Progress
 from fedsim.core.errors import DataError
 from fedsim.core.notebook import Notebook, optimizer_tensors, restore_optimizer
 
-FINEST = 2e-3  # squared error a pixel below which a fit is memory, not knowledge
+_FINEST = 2e-3  # squared error a pixel below which a fit is memory, not knowledge
 FEWEST = 8  # pictures; from fewer nothing can be learned that is not them
 
 
@@ -40,7 +40,7 @@ class Schedule:
         return self.lr * warm * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
 
-class Encoder(nn.Module):
+class _Encoder(nn.Module):
     """Strided convolutions from an image to mean and log-variance of its latent."""
 
     def __init__(self, image_size: int, channels: int, latent_size: int, width: int = 32):
@@ -84,7 +84,7 @@ def train_generator(
     images = images.mean(1, keepdim=True) if channels == 1 else images
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        encoder = Encoder(images.shape[-1], channels, latent_size(generator)).to(device)
+        encoder = _Encoder(images.shape[-1], channels, latent_size(generator)).to(device)
     generator = generator.to(device).requires_grad_(True)
     both = nn.ModuleList([generator, encoder])
     optimizer = torch.optim.Adam(both.parameters(), lr=schedule.lr)
@@ -137,14 +137,14 @@ def _varied(batch: Tensor) -> Tensor:
 
 
 def _loss(
-    generator: nn.Module, encoder: Encoder, batch: Tensor, classes: Tensor | None
+    generator: nn.Module, encoder: _Encoder, batch: Tensor, classes: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     mean, spread = encoder(batch)
     z = mean + torch.randn_like(mean) * (spread / 2).exp()
     made = decode(generator, latents_of(generator, z), classes)
     square = F.mse_loss(made, batch)
     pixels = batch[0].numel()
-    fit = pixels / 2 * torch.log(square + FINEST)
+    fit = pixels / 2 * torch.log(square + _FINEST)
     divergence = -0.5 * (1 + spread - mean.square() - spread.exp()).sum(1).mean()
     return fit + divergence, square.detach()
 

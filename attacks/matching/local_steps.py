@@ -108,7 +108,7 @@ class UnrolledMatcher(Matcher):
         found = [torch.zeros_like(s) for s in searched]
         for rows, theta, gradients, inner, choices in reversed(steps):
             on_memory = [m.add(t, alpha=-lr) for m, t in zip(on_memory, on_theta, strict=True)]
-            on_gradient = clipped_adjoint(on_memory, gradients, self.protocol.clip)
+            on_gradient = _clipped_adjoint(on_memory, gradients, self.protocol.clip)
             on_theta = [t.add(m, alpha=decay) for t, m in zip(on_theta, on_memory, strict=True)]
             on_memory = [m * momentum for m in on_memory]
             e = self.step / norm_of([g[None] for g in on_gradient]).clamp(min=1e-30)
@@ -234,7 +234,7 @@ def clipped(gradients: Sequence[Tensor], limit: float | None) -> list[Tensor]:
     return [g * scale for g in gradients]
 
 
-def clipped_adjoint(
+def _clipped_adjoint(
     outer: Sequence[Tensor], gradients: Sequence[Tensor], limit: float | None
 ) -> list[Tensor]:
     """The transpose of clipping's derivative at ``gradients``, applied to ``outer``."""

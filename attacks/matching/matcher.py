@@ -37,7 +37,7 @@ from fedsim.core.errors import AttackError
 Way = Literal["first_order", "double"]
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
 STEP = 3e-4  # |e v|: small against the curvature, large against the rounding of float32
-BATCHED_ON_CPU = 1  # images a seed up to which a CPU searches seeds as one batch
+_BATCHED_ON_CPU = 1  # images a seed up to which a CPU searches seeds as one batch
 AGREEMENT = 0.999  # least cosine between the two ways for `auto` to trust the faster one
 
 
@@ -166,7 +166,7 @@ class GradientMatcher(Matcher):
 
     def __call__(self, images: Tensor, labels: Tensor) -> Match:
         # On a CPU larger batches fill the cores by themselves.
-        small = images.device.type == "cuda" or images.shape[1] <= BATCHED_ON_CPU
+        small = images.device.type == "cuda" or images.shape[1] <= _BATCHED_ON_CPU
         if len(images) > 1 and self.batchable and small:
             return self.batched(images, labels)
         return super().__call__(images, labels)
@@ -254,7 +254,7 @@ class GradientMatcher(Matcher):
 
         searched = (1, 2) if soft else (1,)
         weights = [w.detach() for w in self.weights]
-        with plain_attention(self.model), full_precision():
+        with _plain_attention(self.model), full_precision():
             first = grad_and_value(loss, argnums=(0, *searched))
             (gradients, *before), _ = vmap(first, in_dims=(None, 0, 0))(weights, images, labels)
             with torch.no_grad():
@@ -305,7 +305,7 @@ def silence(model: nn.Module) -> list[str]:
 
 
 @contextlib.contextmanager
-def plain_attention(model: nn.Module) -> Iterator[None]:
+def _plain_attention(model: nn.Module) -> Iterator[None]:
     """Attention spelled out, in place of the fused kernel."""
     fused = [m for m in model.modules() if getattr(m, "fused_attn", False) is True]
     for module in fused:
@@ -317,7 +317,7 @@ def plain_attention(model: nn.Module) -> Iterator[None]:
             module.__dict__["fused_attn"] = True
 
 
-twice_differentiable = plain_attention  # the fused kernel has no second derivative
+twice_differentiable = _plain_attention  # the fused kernel has no second derivative
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from fedsim.core.spec import Upload
 Simulation = Literal["single", "unroll", "surrogate"]
 LocalName = Literal["auto", "single", "unroll", "surrogate"]
 
-UNROLLED_AT_MOST = 16  # local steps; beyond, auto takes the surrogate, whose cost does not grow
+_UNROLLED_AT_MOST = 16  # local steps; beyond, auto takes the surrogate, whose cost does not grow
 
 
 @dataclass
@@ -129,7 +129,7 @@ def _simulation_of_steps(
     if not knows:
         notes.append("a weight delta is matched as if it were one gradient step")
         return "single"
-    return "unroll" if steps <= UNROLLED_AT_MOST else "surrogate"
+    return "unroll" if steps <= _UNROLLED_AT_MOST else "surrogate"
 
 
 def _batches(view: View, update: Update, size: int, pictures: int | None) -> list[list[int]]:

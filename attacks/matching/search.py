@@ -41,7 +41,7 @@ Film = dict[int, Tensor]  # the first images at a few steps, (b, 3, H, W) each, 
 FRAMES, FILMED = 8, 2
 
 
-def milestones(steps: int) -> frozenset[int]:
+def _milestones(steps: int) -> frozenset[int]:
     """At which steps the film has a frame: dense at first, where most happens."""
     return frozenset(max(1, round(steps * (k / (FRAMES - 1)) ** 2)) for k in range(FRAMES))
 
@@ -163,7 +163,7 @@ class _Search:
         elif self.notebook is not None and self.notebook.damaged:
             notes.append("the checkpoint was damaged: started afresh")
         budget, every = self.budget, max(1, self.budget.steps // 50)
-        filmed = milestones(budget.steps)
+        filmed = _milestones(budget.steps)
         while self.step < budget.steps:
             done = self.step / budget.steps
             if budget.phase(done) != self.phase:  # another loss: what was best does not count

@@ -27,11 +27,11 @@ from fedsim.clients.data.progress import bar
 from fedsim.clients.data.trees import Tree
 from fedsim.core.cache import cache_file, cache_folder, keep, keep_lines
 
-PROGRESS_FROM = 500  # pictures; fewer are decoded before a bar could be read
+_PROGRESS_FROM = 500  # pictures; fewer are decoded before a bar could be read
 CHUNK = 64  # pictures a thread takes at once
 BLOCK = 50_000  # pictures of a large tree after which the cache is written
-TAIL = 1024  # bytes in which a file's end is looked for: some writers add a few of their own
-ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
+_TAIL = 1024  # bytes in which a file's end is looked for: some writers add a few of their own
+_ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
 
 def damaged_pictures(tree: Tree, listing: Listing, rows: np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ def damaged_pictures(tree: Tree, listing: Listing, rows: np.ndarray) -> np.ndarr
     cache = _cache_file(tree, names, listing.marks[rows])
     known = _recall(cache)
     if known is None:
-        with bar("checking the pictures", len(names), len(names) >= PROGRESS_FROM) as advance:
+        with bar("checking the pictures", len(names), len(names) >= _PROGRESS_FROM) as advance:
             known = _fail(lambda name: _is_whole(tree, name), names, advance)
         content = {"pictures": len(names), "damaged": known}
         keep(cache, json.dumps(content, indent=1).encode("ascii"))
@@ -190,5 +190,5 @@ def _has_both_ends(file: BinaryIO) -> bool:
     if kind == "WEBP":
         file.seek(4)
         return int.from_bytes(file.read(4), "little") + 8 <= length
-    file.seek(max(0, length - TAIL))
-    return kind in ENDS and min(size) > 0 and ENDS[kind] in file.read()
+    file.seek(max(0, length - _TAIL))
+    return kind in _ENDS and min(size) > 0 and _ENDS[kind] in file.read()

@@ -4,55 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from fedsim.clients.data.folders import Placement, TreeImages, choose
+from fedsim.clients.data.pictures import Split, path_of
 from fedsim.clients.data.trees import FolderTree, Tree, ZipTree
 from fedsim.core.errors import DataError, did_you_mean
+from fedsim.core.spec import DataSpec
 
 PICTURES = "img_align_celeba"
 ATTRIBUTES = "list_attr_celeba.txt"
-IDENTITIES = "identity_CelebA.txt"
+_IDENTITIES = "identity_CelebA.txt"
 SPLITS = "list_eval_partition.txt"
 FOLDERS = ("", "Img", "Anno", "Eval")  # as the official archive has them
-DEFAULT_LABEL = "Smiling"  # of the 40 the one nearest to half and half
+_DEFAULT_LABEL = "Smiling"  # of the 40 the one nearest to half and half
 
 
-def load_celeba(
-    path: str, split: Literal["train", "test"], image_size: int, label: str | None
-) -> TreeImages:
-    """One split, labelled by an attribute or, with ``label`` identity, by person.
+def load_celeba(data: DataSpec, split: Split) -> TreeImages:
+    """One split, labelled by an attribute or, with ``data.label`` identity, by person.
 
     By attribute the official evaluation split holds: 0 is for train, 1 (validation) and 2 are
     for test. It keeps people apart, so by identity no one would be in both: then it is not used,
     and a fifth of the pictures by a hash of their names is for test. Whose picture each is
     makes the groups of a natural partition.
     """
+    path = path_of(data, "the folder of img_align_celeba and its lists")
     root = Path(path).expanduser()
     if not root.is_dir():
         raise DataError(f"data.path '{path}' is no folder; give the one with CelebA's files.")
-    root, label = root.resolve(), label or DEFAULT_LABEL
+    root, label = root.resolve(), data.label or _DEFAULT_LABEL
     tree = _pictures(root)
     listing = tree.listing()
     if not len(listing):
         raise DataError(f"{tree.where} holds no pictures; get CelebA's pictures anew.")
     files = [name.rpartition("/")[2] for name in listing.names]
     if label == "identity":
-        people = _identities(_find(root, IDENTITIES), files)
+        people = _identities(_find(root, _IDENTITIES), files)
         ids, labels = np.unique(people, return_inverse=True)
         placement = Placement(labels, tuple(str(i) for i in ids), groups=people)
-        return choose(tree, listing, placement, split, image_size)
+        return choose(tree, listing, placement, split, data.image_size)
 
     labels = _attribute(_find(root, ATTRIBUTES), label, files)
     parts = _lookup(_find(root, SPLITS), files, _number)
     if not set(np.unique(parts)) <= {0, 1, 2}:
         raise DataError(f"{_find(root, SPLITS)} has splits other than 0, 1 and 2; get it anew.")
-    known = _find(root, IDENTITIES, needed=False)
+    known = _find(root, _IDENTITIES, needed=False)
     groups = _identities(known, files) if known.is_file() else None
     placement = Placement(labels, (f"not_{label}", label), parts > 0, groups)
-    return choose(tree, listing, placement, split, image_size)
+    return choose(tree, listing, placement, split, data.image_size)
 
 
 def _pictures(root: Path) -> Tree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from PIL import Image
 
 from fedsim.clients.data.folders import load_tree
 from fedsim.clients.data.pickles import read_pickle
-from fedsim.clients.data.pictures import ImageSet, to_tensor
+from fedsim.clients.data.pictures import ImageSet, Split, path_of, to_tensor
 from fedsim.core.errors import DataError, did_you_mean
+from fedsim.core.spec import DataSpec
 from fedsim.core.unpickling import Array
 
 CLASSES = (
@@ -28,11 +29,11 @@ CLASSES = (
     "ship",
     "truck",
 )
-CIFAR100_LABELS = ("fine", "coarse")
+_CIFAR100_LABELS = ("fine", "coarse")
 
 
 @dataclass(frozen=True)
-class Layout:
+class _Layout:
     """How one of the two lies on disk."""
 
     title: str
@@ -44,11 +45,11 @@ class Layout:
     names: str  # the key of the class names in ``meta``
     default_names: tuple[str, ...] = ()  # where ``meta`` is not there
 
-    def files(self, split: Literal["train", "test"]) -> tuple[str, ...]:
+    def files(self, split: Split) -> tuple[str, ...]:
         return self.train if split == "train" else self.test
 
 
-CIFAR10 = Layout(
+_CIFAR10 = _Layout(
     "CIFAR-10",
     "cifar-10-batches-py",
     tuple(f"data_batch_{i}" for i in range(1, 6)),
@@ -60,12 +61,10 @@ CIFAR10 = Layout(
 )
 
 
-class CifarBatches(ImageSet):
+class _CifarBatches(ImageSet):
     """One split of the official batches; the pixels are read again in each process, not sent."""
 
-    def __init__(
-        self, folder: Path, layout: Layout, split: Literal["train", "test"], image_size: int
-    ) -> None:
+    def __init__(self, folder: Path, layout: _Layout, split: Split, image_size: int) -> None:
         self._files = [folder / name for name in layout.files(split)]
         self._layout, self._image_size = layout, image_size
         batches = [_read_batch(file, layout) for file in self._files]
@@ -86,22 +85,24 @@ class CifarBatches(ImageSet):
         return {**self.__dict__, "_pixels": None}
 
 
-def load_cifar10(path: str, split: Literal["train", "test"], image_size: int) -> ImageSet:
-    """``path``: the official batches or their parent, or a tree or zips of pictures."""
-    return _load(path, CIFAR10, split, image_size)
+def load_cifar10(data: DataSpec, split: Split) -> ImageSet:
+    """``data.path``: the official batches or their parent, or a tree or zips of pictures."""
+    where = path_of(
+        data, "the folder cifar-10-batches-py, a tree split/class/picture.jpg or its zips"
+    )
+    return _load(where, _CIFAR10, split, data.image_size)
 
 
-def load_cifar100(
-    path: str, split: Literal["train", "test"], image_size: int, label: str | None
-) -> ImageSet:
-    """As ``load_cifar10``; ``label``: fine, the 100 classes, or coarse, the 20 above them."""
-    label = label or CIFAR100_LABELS[0]
-    if label not in CIFAR100_LABELS:
+def load_cifar100(data: DataSpec, split: Split) -> ImageSet:
+    """As ``load_cifar10``; ``data.label``: fine, the 100 classes, or coarse, the 20 above them."""
+    where = path_of(data, "the folder cifar-100-python, a tree split/class/picture.jpg or its zips")
+    label = data.label or _CIFAR100_LABELS[0]
+    if label not in _CIFAR100_LABELS:
         raise DataError(
-            f"cifar100 has no label '{label}'{did_you_mean(label, CIFAR100_LABELS)}; "
+            f"cifar100 has no label '{label}'{did_you_mean(label, _CIFAR100_LABELS)}; "
             "data.label is fine or coarse."
         )
-    layout = Layout(
+    layout = _Layout(
         "CIFAR-100",
         "cifar-100-python",
         ("train",),
@@ -110,14 +111,14 @@ def load_cifar100(
         "meta",
         f"{label}_label_names",
     )
-    return _load(path, layout, split, image_size)
+    return _load(where, layout, split, data.image_size)
 
 
-def _load(path: str, layout: Layout, split: Literal["train", "test"], image_size: int) -> ImageSet:
+def _load(path: str, layout: _Layout, split: Split, image_size: int) -> ImageSet:
     root = Path(path).expanduser().resolve()
     for folder in (root, root / layout.folder):
         if any((folder / name).is_file() for name in (*layout.train, *layout.test)):
-            return CifarBatches(folder, layout, split, image_size)
+            return _CifarBatches(folder, layout, split, image_size)
     if layout.labels == "coarse_labels":
         raise DataError(
             f"{root} holds no cifar-100-python, and a tree of pictures has no coarse labels; "
@@ -126,7 +127,7 @@ def _load(path: str, layout: Layout, split: Literal["train", "test"], image_size
     return load_tree(path, split, image_size, class_order=layout.default_names)
 
 
-def _read_batch(file: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+def _read_batch(file: Path, layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
     """Pixels (n, 3072) uint8, channel by channel, and labels (n,)."""
     content = read_pickle(file, layout.title)
     data, labels = content.get("data"), content.get(layout.labels)
@@ -146,7 +147,7 @@ def _read_batch(file: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     return pixels, np.array(labels, dtype=np.int64)
 
 
-def _class_names(meta: Path, layout: Layout) -> tuple[str, ...]:
+def _class_names(meta: Path, layout: _Layout) -> tuple[str, ...]:
     if not meta.is_file() and layout.default_names:
         return layout.default_names
     names = read_pickle(meta, layout.title).get(layout.names)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
 from fedsim.clients.data.broken import damaged_pictures, remember_damage
 from fedsim.clients.data.listing import LARGE, Listing, Names
-from fedsim.clients.data.pictures import DAMAGED, ImageSet, decode, to_tensor
+from fedsim.clients.data.pictures import DAMAGED, ImageSet, Split, decode, path_of, to_tensor
 from fedsim.clients.data.trees import SPLITS, Tree, open_tree
 from fedsim.core.errors import DataError
+from fedsim.core.spec import DataSpec
 
 TEST_FRACTION = 0.2
 
@@ -64,9 +64,15 @@ class Placement:
     groups: np.ndarray | None = None  # int64, whose picture it is
 
 
+def load_imagefolder(data: DataSpec, split: Split) -> TreeImages:
+    """Any tree of pictures by class."""
+    where = path_of(data, "a folder with one folder of pictures a class")
+    return load_tree(where, split, data.image_size)
+
+
 def load_tree(
     path: str,
-    split: Literal["train", "test"],
+    split: Split,
     image_size: int,
     class_order: Sequence[str] = (),
 ) -> TreeImages:
@@ -89,7 +95,7 @@ def choose(
     tree: Tree,
     listing: Listing,
     placement: Placement,
-    split: Literal["train", "test"],
+    split: Split,
     image_size: int,
 ) -> TreeImages:
     """The whole pictures of one split."""

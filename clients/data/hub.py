@@ -6,22 +6,23 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedsim.clients.data.folders import TEST_FRACTION, hash_of
-from fedsim.clients.data.pictures import DAMAGED, ImageSet, decode, to_tensor
+from fedsim.clients.data.pictures import DAMAGED, ImageSet, Split, decode, to_tensor
 from fedsim.core.errors import DataError, did_you_mean
+from fedsim.core.spec import DataSpec
 
 PREFIX = "hf:"
-HUB_SECONDS = 5.0  # the hub's own client tries for half a minute and more
-TESTS = ("test", "validation", "valid", "val")
-GROUPS = ("writer_id", "celeb_id", "identity", "user_id", "client_id", "user", "speaker_id")
+_HUB_SECONDS = 5.0  # the hub's own client tries for half a minute and more
+_TESTS = ("test", "validation", "valid", "val")
+_GROUPS = ("writer_id", "celeb_id", "identity", "user_id", "client_id", "user", "speaker_id")
 
 
-class HubImages(ImageSet):
+class _HubImages(ImageSet):
     """One split; the pictures stay in the library's files until they are asked for."""
 
     def __init__(self, table: Any, column: str, rows: np.ndarray, image_size: int) -> None:
@@ -40,25 +41,19 @@ class HubImages(ImageSet):
         return to_tensor(picture, self._image_size)
 
 
-def load_hub(
-    name: str,
-    path: str | None,
-    split: Literal["train", "test"],
-    image_size: int,
-    label: str | None,
-) -> HubImages:
-    """One split of ``hf:owner/name`` or ``hf:owner/name:config``, or of what lies at ``path``.
+def load_hub(data: DataSpec, split: Split) -> ImageSet:
+    """One split of ``hf:owner/name`` or ``hf:owner/name:config``, or of what lies at ``data.path``.
 
-    The first column of pictures, labelled by the column ``label`` or the first of classes. A
+    The first column of pictures, labelled by the column ``data.label`` or the first of classes. A
     split called test, or else validation, is for test if it has labels; where there is none, a
     fifth of the rows by a hash of their numbers.
     """
-    title = path or name.removeprefix(PREFIX)
+    title = data.path or data.name.removeprefix(PREFIX)
     with _silent():
-        splits = _open_folder(path) if path else _open_hub(title)
+        splits = _open_folder(data.path) if data.path else _open_hub(title)
     first = splits.get("train") or next(iter(splits.values()))
-    image, chosen = _columns(first.features, title, label)
-    held_out = next((s for s in TESTS if s in splits and _labelled(splits[s], chosen)), None)
+    image, chosen = _columns(first.features, title, data.label)
+    held_out = next((s for s in _TESTS if s in splits and _labelled(splits[s], chosen)), None)
     if held_out and len(splits) > 1 and "train" in splits:
         table = splits["train" if split == "train" else held_out]
         rows = np.arange(len(table))
@@ -70,9 +65,9 @@ def load_hub(
     rows = rows[numbers[rows] >= 0]  # the hub's sign for a hidden label
     if not len(rows):
         raise DataError(f"{title} has no labelled picture for {split}; use another data set.")
-    images = HubImages(_pictures_only(table, image), image, rows, image_size)
+    images = _HubImages(_pictures_only(table, image), image, rows, data.image_size)
     images.classes, images.labels = classes, numbers[rows]
-    group = next((g for g in GROUPS if g in table.features), None)
+    group = next((g for g in _GROUPS if g in table.features), None)
     if group:
         _, people = np.unique(np.array(table[group][:]), return_inverse=True)
         images.groups = people[rows].astype(np.int64)
@@ -106,7 +101,7 @@ def _open_hub(title: str) -> dict[str, Any]:
         raise DataError("data.name 'hf:' names no data set; write hf:owner/name.")
     reached = True
     try:
-        HfApi().dataset_info(name, timeout=HUB_SECONDS)
+        HfApi().dataset_info(name, timeout=_HUB_SECONDS)
     except HfHubHTTPError as error:
         raise DataError(
             f"the hub has no data set '{name}' for you ({_first_line(error)}); check its name and "

@@ -6,32 +6,34 @@ import csv
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from fedsim.clients.data.folders import Placement, TreeImages, choose, place_by_folder
 from fedsim.clients.data.listing import Listing
+from fedsim.clients.data.pictures import Split, path_of
 from fedsim.clients.data.trees import open_tree
 from fedsim.core.errors import DataError
+from fedsim.core.spec import DataSpec
 
 WNID = re.compile(r"n\d{8}")
-VAL = re.compile(r"ILSVRC2012_val_(\d{8})\.jpeg", re.IGNORECASE)
-BASES = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")  # where Kaggle's archive keeps train/ and val/
-DEVKIT = "ILSVRC2012_devkit_t12/data"
+_VAL = re.compile(r"ILSVRC2012_val_(\d{8})\.jpeg", re.IGNORECASE)
+_BASES = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")  # where Kaggle's archive keeps train/ and val/
+_DEVKIT = "ILSVRC2012_devkit_t12/data"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-SOLUTION = "LOC_val_solution.csv"
+_SOLUTION = "LOC_val_solution.csv"
 
 
-def load_imagenet(path: str, split: Literal["train", "test"], image_size: int) -> TreeImages:
+def load_imagenet(data: DataSpec, split: Split) -> TreeImages:
     """One split: ``train/`` is for train and ``val/`` for test.
 
     Classes are the synset ids on disk, sorted: with all 1000 of them the order of torchvision's
     and timm's models. Without splits it is as with any tree. ``val/`` may be flat: then
     Kaggle's solution or the devkit, which lie beside it, tell its labels.
     """
-    root = Path(path).expanduser()
-    base = next((root / inner for inner in BASES if (root / inner).is_dir()), root)
+    where = path_of(data, "the folder above train/ and val/, or of folders by synset id")
+    root = Path(where).expanduser()
+    base = next((root / inner for inner in _BASES if (root / inner).is_dir()), root)
     tree = open_tree(str(base))
     listing = tree.listing()
     if "val" in listing.folders:
@@ -46,7 +48,7 @@ def load_imagenet(path: str, split: Literal["train", "test"], image_size: int) -
                 "above train/ and val/."
             )
     _check_wnids(placement.classes, tree.where)
-    return choose(tree, listing, placement, split, image_size)
+    return choose(tree, listing, placement, split, data.image_size)
 
 
 def _with_flat_val(listing: Listing, places: Iterable[Path]) -> Placement:
@@ -70,13 +72,13 @@ def _val_labels(pictures: list[str], places: Iterable[Path]) -> list[str]:
     """The synset id of each picture of a flat ``val/``."""
     places = tuple(places)
     for place in places:
-        if (place / SOLUTION).is_file():
-            return _by_solution(pictures, place / SOLUTION)
-        for devkit in (place / DEVKIT, place):
+        if (place / _SOLUTION).is_file():
+            return _by_solution(pictures, place / _SOLUTION)
+        for devkit in (place / _DEVKIT, place):
             if (devkit / TRUTH).is_file():
                 return _by_devkit(pictures, devkit)
     raise DataError(
-        f"val/ is flat and {places[0]} has neither {DEVKIT}/{TRUTH} nor {SOLUTION} to tell its "
+        f"val/ is flat and {places[0]} has neither {_DEVKIT}/{TRUTH} nor {_SOLUTION} to tell its "
         "classes; add one of them, or move the pictures to folders by synset id."
     )
 
@@ -108,7 +110,7 @@ def _by_devkit(pictures: list[str], devkit: Path) -> list[str]:
         raise DataError(f"{truth} is no list of numbers ({error}); get the devkit anew.") from error
     found = []
     for picture in pictures:
-        match = VAL.fullmatch(picture)
+        match = _VAL.fullmatch(picture)
         if match is None:
             raise DataError(
                 f"val/{picture} is not named like ILSVRC2012_val_00000001.JPEG, so its class "

@@ -5,26 +5,27 @@ from __future__ import annotations
 import gzip
 import zlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from fedsim.clients.data.pictures import ImageSet, to_tensor
+from fedsim.clients.data.pictures import ImageSet, Split, path_of, to_tensor
 from fedsim.core.errors import DataError
+from fedsim.core.spec import DataSpec
 
 FOLDERS = ("", "MNIST/raw", "raw")
-STEMS = {"train": "train", "test": "t10k"}
+_STEMS = {"train": "train", "test": "t10k"}
 CLASSES = tuple(str(digit) for digit in range(10))
 
 
-class Mnist(ImageSet):
+class _Mnist(ImageSet):
     """One split; grey in three channels. The pixels are read again in each process, not sent."""
 
-    def __init__(self, root: Path, split: Literal["train", "test"], image_size: int) -> None:
-        self._file = _find(root, f"{STEMS[split]}-images", "idx3-ubyte")
-        labels_file = _find(root, f"{STEMS[split]}-labels", "idx1-ubyte")
+    def __init__(self, root: Path, split: Split, image_size: int) -> None:
+        self._file = _find(root, f"{_STEMS[split]}-images", "idx3-ubyte")
+        labels_file = _find(root, f"{_STEMS[split]}-labels", "idx1-ubyte")
         self._image_size = image_size
         self._pixels: np.ndarray | None = _read_idx(self._file, 3)
         self.classes = CLASSES
@@ -51,12 +52,13 @@ class Mnist(ImageSet):
         return {**self.__dict__, "_pixels": None}
 
 
-def load_mnist(path: str, split: Literal["train", "test"], image_size: int) -> Mnist:
-    """``path``: the folder of the four files, or one that holds them as ``MNIST/raw/``."""
+def load_mnist(data: DataSpec, split: Split) -> ImageSet:
+    """``data.path``: the folder of the four files, or one that holds them as ``MNIST/raw/``."""
+    path = path_of(data, "the folder of its four idx files")
     root = Path(path).expanduser()
     if not root.is_dir():
         raise DataError(f"data.path '{path}' is no folder; give the one with MNIST's idx files.")
-    return Mnist(root.resolve(), split, image_size)
+    return _Mnist(root.resolve(), split, data.image_size)
 
 
 def _find(root: Path, stem: str, kind: str) -> Path:

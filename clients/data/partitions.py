@@ -12,7 +12,7 @@ import numpy as np
 from fedsim.core.errors import DataError
 from fedsim.core.spec import PartitionSpec
 
-DIRICHLET_SEEDS = 10  # for each, the partitioner itself draws eleven times before it gives up
+_DIRICHLET_SEEDS = 10  # for each, the partitioner itself draws eleven times before it gives up
 
 
 def partition(
@@ -85,7 +85,7 @@ def _dirichlet(labels: np.ndarray, alpha: float, clients: int, seed: int) -> lis
     from flwr_datasets.partitioner import DirichletPartitioner
 
     # A small alpha often leaves a client with nothing; other draws of the same law may not.
-    for retry in range(DIRICHLET_SEEDS):
+    for retry in range(_DIRICHLET_SEEDS):
         drawn = seed if retry == 0 else int(np.random.default_rng([seed, retry]).integers(2**31))
         chooser = DirichletPartitioner(
             clients, "label", alpha, min_partition_size=1, self_balancing=False, seed=drawn
@@ -105,7 +105,7 @@ def _dirichlet_by_sample(
     of_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
     coin = np.random.default_rng([seed, 1])
     owner = np.empty(len(labels), dtype=np.int64)
-    for _ in range(11 * DIRICHLET_SEEDS):
+    for _ in range(11 * _DIRICHLET_SEEDS):
         for rows in of_class:
             bounds = np.cumsum(coin.dirichlet([alpha] * clients))[:-1]
             owner[rows] = np.searchsorted(bounds, coin.random(len(rows)), side="right")

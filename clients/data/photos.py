@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import random
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import skimage
 import torch
 from PIL import Image
 
-from fedsim.clients.data.pictures import ImageSet, decode, to_tensor
+from fedsim.clients.data.pictures import ImageSet, Split, decode, to_tensor
 from fedsim.core.errors import DataError
+from fedsim.core.spec import DataSpec
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom; right and bottom are outside
 
@@ -27,9 +27,9 @@ PICTURES = {
     "hubble_deep_field": "hubble_deep_field.jpg",
     "motorcycle": "motorcycle_left.png",
 }
-CROPS = {"train": 64, "test": 16}  # of each picture
-TEST_WIDTH = 0.3  # on the left, where every photograph still shows some of its subject
-CROP_SEED = "fedsim photos 1"  # the data set itself: another seed is another data set
+_CROPS = {"train": 64, "test": 16}  # of each picture
+_TEST_WIDTH = 0.3  # on the left, where every photograph still shows some of its subject
+_CROP_SEED = "fedsim photos 1"  # the data set itself: another seed is another data set
 
 
 class Photos(ImageSet):
@@ -39,11 +39,11 @@ class Photos(ImageSet):
     share no pixel, so a test crop was never seen in training, not even in part.
     """
 
-    def __init__(self, split: Literal["train", "test"], image_size: int) -> None:
+    def __init__(self, data: DataSpec, split: Split) -> None:
         self.classes = tuple(PICTURES)
-        self.labels = np.repeat(np.arange(len(PICTURES), dtype=np.int64), CROPS[split])
+        self.labels = np.repeat(np.arange(len(PICTURES), dtype=np.int64), _CROPS[split])
         self._boxes = [box for name in PICTURES for box in crop_boxes(name, split)]
-        self._image_size = image_size
+        self._image_size = data.image_size
 
     def image(self, index: int) -> torch.Tensor:
         photograph = _photograph(self.classes[self.labels[index]])
@@ -53,7 +53,7 @@ class Photos(ImageSet):
 class LfwSubset(ImageSet):
     """100 faces and 100 patches of background, grey, 25 x 25; every fifth of each is for test."""
 
-    def __init__(self, split: Literal["train", "test"], image_size: int) -> None:
+    def __init__(self, data: DataSpec, split: Split) -> None:
         pixels = np.load(_file("lfw_subset.npy"), allow_pickle=False)
         labels = np.repeat(np.array([0, 1], dtype=np.int64), 100)
         held_out = np.arange(len(labels)) % 5 == 4
@@ -61,20 +61,20 @@ class LfwSubset(ImageSet):
         self.classes = ("face", "not_face")
         self.labels = labels[chosen]
         self._pixels = np.rint(pixels[chosen] * 255).astype(np.uint8)
-        self._image_size = image_size
+        self._image_size = data.image_size
 
     def image(self, index: int) -> torch.Tensor:
         return to_tensor(Image.fromarray(self._pixels[index]), self._image_size)
 
 
-def crop_boxes(picture: str, split: Literal["train", "test"]) -> list[Box]:
+def crop_boxes(picture: str, split: Split) -> list[Box]:
     """Where the crops of one photograph lie, in its own pixels."""
     left, top, right, bottom = _region(picture, split)
     short = min(right - left, bottom - top)
     # Only random() is promised to give the same numbers in every version of Python.
-    draw = random.Random(f"{CROP_SEED} {picture} {split}").random
+    draw = random.Random(f"{_CROP_SEED} {picture} {split}").random
     boxes = []
-    for _ in range(CROPS[split]):
+    for _ in range(_CROPS[split]):
         side = round(short * (0.5 + 0.5 * draw()))
         x = left + int(draw() * (right - left - side + 1))
         y = top + int(draw() * (bottom - top - side + 1))
@@ -82,9 +82,9 @@ def crop_boxes(picture: str, split: Literal["train", "test"]) -> list[Box]:
     return boxes
 
 
-def _region(picture: str, split: Literal["train", "test"]) -> Box:
+def _region(picture: str, split: Split) -> Box:
     width, height = _photograph(picture).size
-    border = round(width * TEST_WIDTH)
+    border = round(width * _TEST_WIDTH)
     return (0, 0, border, height) if split == "test" else (border, 0, width, height)
 
 

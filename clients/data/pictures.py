@@ -6,11 +6,17 @@ import io
 import struct
 import zlib
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
+
+from fedsim.core.errors import DataError
+from fedsim.core.spec import DataSpec
+
+Split = Literal["train", "test"]
 
 # What Pillow raises on a file that is cut off, garbled or absurdly large. A plain list, so that
 # a mistake of ours is not taken for a damaged picture.
@@ -40,6 +46,16 @@ class ImageSet(ABC):
     @abstractmethod
     def image(self, index: int) -> torch.Tensor:
         """(3, image_size, image_size) float32 in [0, 1]; same index, same tensor, everywhere."""
+
+
+Loader = Callable[[DataSpec, Split], ImageSet]  # or a class that is made in the same way
+
+
+def path_of(data: DataSpec, what: str) -> str:
+    """Where the data set lies, for one that lies somewhere; ``what`` has to be there."""
+    if not data.path:
+        raise DataError(f"data.path is needed for {data.name}: give {what}.")
+    return data.path
 
 
 class Remembered(ImageSet):

@@ -16,7 +16,7 @@ from fedsim.clients.data.progress import bar
 from fedsim.core.cache import cache_file
 from fedsim.core.errors import DataError
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 SPLITS = ("train", "test", "val")
 SETTLED = 2.0  # seconds; a folder changed later than this before a listing may change unnoticed
 STEP = 1_000  # pictures between two moves of the bar
@@ -216,7 +216,7 @@ class ZipTree:
 
 
 def _is_picture(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in SUFFIXES
+    return os.path.splitext(name)[1].lower() in _SUFFIXES
 
 
 def _is_member(info: zipfile.ZipInfo) -> bool:

@@ -30,7 +30,7 @@ from fedsim.campaign.plan import (
 )
 from fedsim.campaign.pools import InlinePool, Pool, RayPool
 from fedsim.campaign.progress import Silent, Watch
-from fedsim.clients.shards import images_of
+from fedsim.clients import images_of
 from fedsim.cluster.session import ray_session, refuse_silence
 from fedsim.core.attack import BASELINE
 from fedsim.core.errors import FedsimError, RunError

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedsim.attacks import create_attack
 from fedsim.attacks.generators import generator_metadata, load_generator, takes_labels
 from fedsim.campaign.jobs import Job, LessonJob
-from fedsim.clients.data.datasets import load_images
-from fedsim.clients.shards import check_shards, images_of
+from fedsim.clients import check_shards, images_of
+from fedsim.clients.data import known_as, load_images
 from fedsim.core.attack import BASELINE, Learner, needs_of, reads_traffic
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import NotGranted, SpecError
@@ -224,7 +224,7 @@ def _check_surrogate(spec: Spec) -> None:
         return
     if "surrogate" not in granted_by(spec.threat):
         raise SpecError(f"threat {spec.threat.model} grants no surrogate data; threat D does.")
-    if (source.name, source.path) == (spec.data.name, spec.data.path):
+    if (known_as(source.name), source.path) == (known_as(spec.data.name), spec.data.path):
         raise SpecError("threat.surrogate is the clients' own data; give the attacker other data.")
 
 
@@ -253,7 +253,7 @@ def _check_generator(spec: Spec, classes: int) -> None:
     if takes_labels(generator) and known < classes:
         raise SpecError(f"the generator knows {known} classes and the clients have {classes}.")
     trained_on = generator_metadata(Path(source.checkpoint)).get("trained_on")
-    if trained_on == {"name": spec.data.name, "path": spec.data.path}:
+    if trained_on == {"name": known_as(spec.data.name), "path": spec.data.path}:
         raise SpecError(
             "threat.generator was trained on the clients' own data; train it on other data."
         )

@@ -17,8 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.audit.stages import attack_captured
 from fedsim.campaign.plan import observed_rounds, prepare
-from fedsim.clients.app import ClientSide, make_client_app
-from fedsim.clients.dealing import read_public
+from fedsim.clients import ClientSide, make_client_app, read_public
 from fedsim.core.errors import FedsimError
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec, load_spec

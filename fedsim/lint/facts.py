@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedsim.clients.shards import images_of, shards_of
+from fedsim.clients import images_of, shards_of
 from fedsim.core.defense import Defense
 from fedsim.core.epochs import steps_of_round
 from fedsim.core.errors import AttackError, DataError, ModelError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedsim.clients.shards import shards_of
+from fedsim.clients import shards_of
 from fedsim.core.defense import Exposure
 from fedsim.core.epochs import steps_of_round
 from fedsim.core.spec import Spec

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedsim.clients.data.pictures import ImageSet
-from fedsim.clients.shards import images_of
+from fedsim.clients import images_of
+from fedsim.clients.data import ImageSet
 from fedsim.core.cache import cache_folder
 from fedsim.core.errors import DamagedError, ModelError
 from fedsim.core.files import read_tensors, save_tensors

@@ -23,7 +23,7 @@ from fedsim.attacks.generators import (
     takes_labels,
 )
 from fedsim.attacks.generators.training import Schedule, train_generator
-from fedsim.clients.data.datasets import load_images
+from fedsim.clients.data import known_as, load_images
 from fedsim.core.attack import Progress, no_progress
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import ModelError
@@ -63,9 +63,8 @@ def train(
             )
 
     def save(net: nn.Module, step: int) -> None:
-        save_generator(
-            output, name, built, net, trained_on={"name": data, "path": where}, steps=step
-        )
+        source = {"name": known_as(data), "path": where}
+        save_generator(output, name, built, net, trained_on=source, steps=step)
         draw_grid(samples(net, 64, seed), output.with_suffix(".png"))
 
     return train_generator(

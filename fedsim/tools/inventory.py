@@ -11,7 +11,7 @@ import torch
 
 from fedsim.attacks import ATTACKS
 from fedsim.audit.stages import versions
-from fedsim.clients.data.datasets import dataset_names
+from fedsim.clients.data import dataset_names
 from fedsim.core.errors import ModelError
 from fedsim.core.knowledge import READERS, THREATS, Threat
 from fedsim.core.metrics import lpips_unavailable

@@ -27,7 +27,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from fedsim.clients.shards import images_of
+from fedsim.clients import images_of
 from fedsim.core.errors import RunError
 from fedsim.core.files import read_tensors, write_atomically, write_json
 from fedsim.core.learning import Protocol

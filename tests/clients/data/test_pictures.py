@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from fedsim.clients.data.pictures import packed, unpacked
+from fedsim.core.spec import DataSpec
 from tests.layouts import load
 
 
@@ -56,7 +57,7 @@ def test_a_picture_is_decoded_once_and_comes_back_the_same() -> None:
             self.asked += 1
             return super().image(index)
 
-    source = Counting("test", 32)
+    source = Counting(DataSpec(image_size=32), "test")
     one = source.image(0)
     kept = Remembered(source, limit=2 * one.numel())  # a byte a number: room for two
     seen = [[kept.image(i) for i in (0, 1, 2)] for _ in range(2)]
