@@ -113,7 +113,7 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def leaking(tmp_path_factory: pytest.TempPathFactory) -> Run:
     attacks = {"exact": EXACT, "blurry": CLOSE, "broken": FAILS}
     return make_run(tmp_path_factory.mktemp("report") / "run", attacks, batch=2)
