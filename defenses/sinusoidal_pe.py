@@ -33,7 +33,7 @@ class SinusoidalPE(Defense):
                 "sinusoidal_pe needs a model with a position embedding; this has none."
             )
         position = model.get_parameter(parts.position)
-        waves = self.scale * _sinusoids(parts.grid, position.shape[-1], self.period)
+        waves = self.scale * sinusoids(parts.grid, position.shape[-1], self.period)
         with torch.no_grad():
             position.zero_()
             position[..., parts.prefix_tokens :, :] = waves
@@ -41,7 +41,7 @@ class SinusoidalPE(Defense):
         return model
 
 
-def _sinusoids(grid: tuple[int, int], width: int, period: float) -> Tensor:
+def sinusoids(grid: tuple[int, int], width: int, period: float) -> Tensor:
     """(rows * columns, width): sines and cosines of the row, then of the column."""
     if width % 4:
         raise ModelError(f"sinusoidal_pe needs a width that divides by 4, not {width}.")

@@ -10,8 +10,7 @@ from PIL import Image
 
 from fedsim.audit.replay import attack_offline
 from fedsim.core.errors import NotGranted, ObservationError
-from fedsim.core.observation import list_observations
-from fedsim.core.run import Run
+from fedsim.core.run import Run, list_observations
 from fedsim.core.spec import Component
 
 PATCH_SOLVE = Component(name="patch_solve")
