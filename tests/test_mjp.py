@@ -280,7 +280,7 @@ def test_matching_simulates_the_mask_it_read() -> None:
     losses = {}
     for adaptive in (True, False):
         attack = InvertingGradients(adaptive=adaptive, engine="double")
-        problem = attack.problem(view_of(observation), CPU)
-        losses[adaptive] = float(problem.matcher.value(normalised, problem.labels))
+        task = attack.task(view_of(observation), CPU)
+        losses[adaptive] = float(task.matcher.value(normalised, task.labels))
     assert losses[True] < 1e-5
     assert losses[False] > 100 * losses[True]
