@@ -1,2 +1,3 @@
-"""The cluster: a Ray to work on, near or far: the session of a run, a cluster on this machine that
-stays up, the token it asks for, and the processes behind it."""
+"""The cluster: a Ray to work on, near or far. Its modules are what it offers: the `session` of a
+run, a `local` cluster that stays up on this machine, the token it asks for (`authentication`), and
+the `processes` behind it."""

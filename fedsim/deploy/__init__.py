@@ -1,2 +1,9 @@
 """A real deployment: SuperLink and SuperNodes of Flower, their certificates and keys, and the apps
 that they run."""
+
+from __future__ import annotations
+
+from fedsim.deploy.deployment import carry_out, gather, register, set_up, submit
+from fedsim.deploy.keys import check_keys, make_keys
+
+__all__ = ["carry_out", "check_keys", "gather", "make_keys", "register", "set_up", "submit"]

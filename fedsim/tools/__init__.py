@@ -1,2 +1,2 @@
-"""Tools beside the audit: training a generator, looking into position embeddings, and taking stock
-of what a spec can name."""
+"""Tools beside the audit, one module each: `generators` trains one, `positions` looks into position
+embeddings, `inventory` takes stock of what a spec can name."""

@@ -31,13 +31,13 @@ def test_weights_are_what_was_sent_moved_by_the_update(
     if where == "disk":
         write_observation(tmp_path, 1, 0, update(kind), Public.of(Spec(), num_classes=8))
         source = observation_path(tmp_path, 1, 0).with_suffix(".safetensors")
-    record = as_weights(SENT, source, kind, lr=0.1)
+    record = as_weights(SENT, source, lr=0.1)
     np.testing.assert_allclose(record["head"].numpy(), moved, rtol=1e-6)
     np.testing.assert_array_equal(record["mean"].numpy(), [0.5, 0.5])  # a buffer is replaced
     np.testing.assert_array_equal(record["frozen"].numpy(), [1.0, 1.0])
 
 
 def test_an_array_reads_as_one_of_flowers_own() -> None:
-    array = as_weights(SENT, update("delta"), "delta", 0.1)["head"]
+    array = as_weights(SENT, update("delta"), 0.1)["head"]
     assert (array.dtype, array.shape, array.stype) == ("float32", (2,), "numpy.ndarray")
     np.testing.assert_array_equal(np.load(io.BytesIO(array.data), allow_pickle=False), [3.0, 0.0])

@@ -1,4 +1,4 @@
-"""Generators: what they make, their files, what is refused."""
+"""Checkpoints of generators: made afresh, kept, read again, and refused in one sentence."""
 
 from __future__ import annotations
 
@@ -44,17 +44,6 @@ class Loud(Plain):
 
 
 @pytest.mark.parametrize("name", ["dcgan", "stylegan"])
-@pytest.mark.parametrize("size", [32, 64])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_generators_make_images_of_their_size(name: str, size: int, channels: int) -> None:
-    net = create_generator(name, {"image_size": size, "channels": channels, **SMALL})
-    images = generate(net, latents_of(net, torch.randn(2, 8))).detach()
-    assert images.shape == (2, 3, size, size)
-    assert 0 <= float(images.min()) <= float(images.max()) <= 1
-    assert torch.equal(images[:, 0], images[:, 1]) == (channels == 1)
-
-
-@pytest.mark.parametrize("name", ["dcgan", "stylegan"])
 def test_a_seed_gives_the_same_generator_and_leaves_the_callers_dice_alone(name: str) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -63,14 +52,6 @@ def test_a_seed_gives_the_same_generator_and_leaves_the_callers_dice_alone(name:
     z = torch.randn(1, 8)
     assert torch.equal(generate(one, latents_of(one, z)), generate(two, latents_of(two, z)))
     assert not torch.equal(generate(one, latents_of(one, z)), generate(other, latents_of(other, z)))
-
-
-@pytest.mark.parametrize("name", ["dcgan", "stylegan"])
-def test_a_conditional_generator_listens_to_its_label(name: str) -> None:
-    net = create_generator(name, {"num_classes": 3, **SMALL})
-    latents = latents_of(net, torch.randn(1, 8))
-    first, second = (generate(net, latents, torch.tensor([k])) for k in (0, 1))
-    assert not torch.equal(first, second)
 
 
 def test_a_file_says_what_it_holds(tmp_path: Path) -> None:
