@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAME = re.compile(r"`(fedsim(?:\.\w+)+)(?:\(.*?\))?`")
+WHOLE = re.compile(r"`[^`]*`|\[[^\]]*\]\([^)]*\)")  # what is not broken over lines
+WIDTH = 100
 FILE = re.compile(r"`((?:fedsim|attacks|defenses|clients|tests|experiments|docs)/[\w./]*\w/?)`")
 
 
@@ -26,6 +28,24 @@ def resolved(name: str) -> object:
             found = getattr(found, attribute)
         return found
     raise AttributeError(name)
+
+
+def prose(text: str) -> list[str]:
+    """The lines that could be wrapped: no code, no tables, no pictures, no single long word."""
+    lines = re.sub(r"(?ms)^```.*?^```$", "", text).splitlines()
+    return [
+        line
+        for line in lines
+        if not line.startswith(("|", "!", "    "))
+        and re.search(r"\s", WHOLE.sub("x", line.strip("- ")))
+    ]
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "experiments" / "RESULTS.md"], ids=lambda p: p.name
+)
+def test_prose_is_wrapped_at_one_width(page: Path) -> None:
+    assert [line for line in prose(page.read_text()) if len(line) > WIDTH] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
