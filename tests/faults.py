@@ -100,13 +100,14 @@ class OnLabel(Defense):
 
     label: int
     how: str = "raise"
+    words: str = "this client is broken"
 
     def protect_batch(
         self, images: Tensor, labels: Tensor, model: nn.Module, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         hit = bool((labels == self.label).any())
         if hit and self.how == "raise":
-            raise RuntimeError("this client is broken")
+            raise RuntimeError(self.words)
         object.__setattr__(self, "_hit", hit)
         return images, labels
 

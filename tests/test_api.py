@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +39,18 @@ def test_the_function_takes_what_the_command_takes() -> None:
     assert not result.of("labels")
     with pytest.raises(SpecError, match="did you mean 'labels'"):
         fedsim.lint({}, *SMALL, ignore=["lables"])
+
+
+def test_functions_stay_what_users_call_when_rooms_of_their_name_are_imported() -> None:
+    import fedsim.audit.repair as repair
+    import fedsim.bench.table
+    import fedsim.lint.facts
+
+    assert all(inspect.isfunction(call) for call in (fedsim.audit, fedsim.bench, fedsim.lint))
+    assert fedsim.audit.__module__ == fedsim.bench.__module__ == "fedsim"
+    assert repair is sys.modules["fedsim.audit.repair"]
+    # What is in a room is found through the function of its name as well.
+    assert fedsim.audit.repair is repair  # type: ignore[attr-defined]
+    assert fedsim.lint.facts is sys.modules["fedsim.lint.facts"]  # type: ignore[attr-defined]
+    assert inspect.signature(fedsim.bench).parameters.keys() >= {"spec", "overrides", "output"}
+    assert pickle.loads(pickle.dumps(fedsim.audit)) is fedsim.audit

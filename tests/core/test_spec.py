@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedsim.core.errors import SpecError
-from fedsim.core.spec import Spec, load_spec
+from fedsim.core.learning import Update
+from fedsim.core.spec import Spec, Upload, load_spec
 from tests.conftest import small_spec
 
 
@@ -91,3 +92,32 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
 def test_shares_of_a_gpu_that_ray_cannot_give_are_refused(wrong: str) -> None:
     with pytest.raises(SpecError, match="gpus_per_worker"):
         small_spec(f"engine={{kind: ray, gpus_per_worker: {wrong}}}")
+
+
+def test_a_third_kind_of_upload_is_refused_with_the_nearest_right_one() -> None:
+    with pytest.raises(SpecError, match=r"must be one of 'gradient' or 'delta'.*'gradient'"):
+        load_spec({}, ["train.upload=gradiant"])
+    with pytest.raises(ValueError, match="'weights' is not a valid Upload"):
+        Update("weights", {})  # type: ignore[arg-type]
+    assert [kind.sign for kind in Upload] == [1.0, -1.0]
+
+
+def test_every_path_of_a_spec_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = load_spec(
+        {},
+        [
+            "data.path=data",
+            "model.checkpoint=model.pth",
+            "threat={model: D, surrogate: {path: other}, prior: {checkpoint: prior.pth},"
+            " generator: {checkpoint: generator.safetensors}}",
+        ],
+    )
+    threat = spec.threat
+    assert threat.surrogate is not None
+    assert threat.prior is not None
+    assert threat.generator is not None
+    paths = [spec.data.path, spec.model.checkpoint, threat.surrogate.path]
+    paths += [threat.prior.checkpoint, threat.generator.checkpoint]
+    assert [str(tmp_path / name) for name in ("data", "model.pth", "other")] == paths[:3]
+    assert [str(tmp_path / name) for name in ("prior.pth", "generator.safetensors")] == paths[3:]

@@ -18,6 +18,8 @@ from fedsim.core.run import Run, list_observations
 from fedsim.core.vault import Vault
 from fedsim.federation.aggregation import create_strategy
 from fedsim.federation.checkpoint import read_checkpoint
+from fedsim.federation.engines import run_federation
+from fedsim.federation.strategy import AdversarialStrategy
 from tests.conftest import small_spec
 
 
@@ -104,6 +106,33 @@ def test_a_client_that_raises_is_left_out_and_the_round_goes_on(tmp_path: Path) 
     assert list(run.rounds["failed"]) == [1]
     assert [e["kind"] for e in run.events()] == ["client_failed"]
     assert "this client is broken" in run.events()[0]["message"]
+
+
+def test_a_client_whose_error_speaks_of_the_vault_is_left_out_like_any_other(
+    tmp_path: Path,
+) -> None:
+    spec = small_spec("train.rounds=1")
+    label = label_seen_by(tmp_path / "peek", spec, spec.cohort(1)[0])
+    words = "the vault cannot be written: No space left on device."
+    fault = f"{{name: 'tests.faults:OnLabel', label: {label}, words: '{words}'}}"
+    run = federate(small_spec("train.rounds=1", f"defenses=[{fault}]"), tmp_path / "run")
+    assert list(run.rounds["failed"]) == [1]
+    assert [event["kind"] for event in run.events()] == ["client_failed"]
+
+
+def test_a_vault_of_a_client_elsewhere_is_the_clients_own_misfortune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    spec = small_spec("train.rounds=1")
+    plan, run = prepare(spec), Run.create(tmp_path / "run", spec, deployed=True)
+    strategy = AdversarialStrategy(create_strategy(spec), spec, run, plan.public)
+    monkeypatch.setattr("fedsim.core.vault.save_tensors", full)
+    run_federation(spec, run, strategy, plan.initial)
+    assert {event["kind"] for event in run.events()} == {"client_failed"}
+    assert list(run.rounds["clients"]) == [0]
 
 
 def test_a_nan_update_is_kept_out_of_the_aggregate_and_reported(tmp_path: Path) -> None:
