@@ -1,4 +1,4 @@
-"""The errors a user may meet: one sentence each, what is wrong, where, what to do."""
+"""Errors a user may meet: one sentence each, what is wrong, where, what to do."""
 
 from __future__ import annotations
 
