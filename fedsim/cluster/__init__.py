@@ -1,2 +1,2 @@
-"""The cluster: a Ray to work on, near or far: the session of a run, a cluster on this machine that
+"""The cluster: a Ray to work on, near or far. The session of a run, a cluster on this machine that
 stays up, the token it asks for, and the processes behind it."""
