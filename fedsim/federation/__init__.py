@@ -1,2 +1,3 @@
-"""The federation: rounds on the server's side. A strategy that keeps every reply and lets another
-aggregate, the checkpoint it goes on from, the grids and engines that reach its clients."""
+"""The federation: rounds on the server's side. A strategy that records the replies and lets another
+aggregate them, the checkpoint it goes on from, and the grids and engines by which it reaches its
+clients."""
