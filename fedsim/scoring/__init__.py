@@ -1,2 +1,2 @@
 """Scoring: reconstructions against the truth. Scores, the canary, identification, the statistics
-over them, and the verdict they add up to."""
+over them, the verdict they add up to, and the privacy budgets beside it."""

@@ -1,6 +1,6 @@
-"""The canary: the true batch, replayed through the simulator that attacks use, must give the update
-that was observed. Where it does not, the attack was mis-specified, and a low score means nothing.
-"""
+"""The canary: the true batch, replayed by the protocol that was announced to the attacks, must give
+the update that was observed. Where it does not, the attack was mis-specified, and a low score means
+nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]
 
 
 def _known_canaries(path: Path) -> dict[str, float]:
-    """What was found before; nothing where the file is damaged, for it is found again."""
+    """What was computed before; nothing where the file is damaged: it is computed again."""
     try:
         return _CANARIES.validate_python(read_json(path))
     except (FileNotFoundError, DamagedError, ValidationError):
