@@ -1,2 +1,2 @@
-"""The audit: rounds, campaign, scores and report, one after the other; what repairs a damaged run,
-and what attacks captured observations without a federation."""
+"""The audit: rounds, campaign, scores and report, one after the other; the repair of a damaged run,
+and attacks on captured observations without a federation."""
