@@ -94,12 +94,12 @@ def refuse_blind_clients(folder: Path) -> None:
     with NamedTemporaryFile(dir=folder.absolute(), prefix=".seen-") as file:
         path = file.name
 
-        def seen() -> bool:
+        def visible() -> bool:
             import os
 
             return os.path.exists(path)
 
-        answers = _asked(seen, [node for node in ray.nodes() if node["Resources"].get("CPU")])
+        answers = _asked(visible, [node for node in ray.nodes() if node["Resources"].get("CPU")])
     for name, answer in answers:
         if not answer:
             raise RunError(

@@ -47,7 +47,7 @@ class RunError(FedsimError):
 
 
 class VaultError(RunError):
-    """The vault cannot be written or read: trouble of the testbed, never a client's failure."""
+    """The vault cannot be written or read: trouble of whoever keeps it, not of the training."""
 
 
 class DamagedError(FedsimError):

@@ -1,7 +1,6 @@
 """Files: written whole or not at all, and recognised when they are damaged.
 
-Tensors carry a seal, a hash of everything in their file, so that damage is found when they are read
-back.
+Tensors carry a seal, a hash of everything in their file, so that damage is found on reading.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Models: any timm classifier by name, and where its parts are.
 
-Parts are found by type and by name, never by position, so that an attack can speak of "the patch
-projection" or "the head" on every Vision Transformer and ResNet that timm builds.
+Parts are found by type and by name, so that an attack can speak of "the patch projection" or "the
+head" on every Vision Transformer and ResNet that timm builds.
 """
 
 from __future__ import annotations

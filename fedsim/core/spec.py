@@ -132,7 +132,7 @@ class Component(BaseModel):
 
 
 class SurrogateSpec(_Section):
-    """Data of the attacker's own (threat D and G): never the clients' shards."""
+    """Data of the attacker's own (threat D, E and G): never the clients' shards."""
 
     name: str = "imagefolder"
     path: str | None = None

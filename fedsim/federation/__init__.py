@@ -1,3 +1,2 @@
 """The federation: rounds on the server's side. A strategy that records the replies and lets another
-aggregate them, the checkpoint it goes on from, and the grids and engines by which it reaches its
-clients."""
+aggregate them, the checkpoint it goes on from, the grids and engines that reach its clients."""

@@ -1,6 +1,5 @@
-"""The canary: the true batch, replayed by the protocol that was announced to the attacks, must give
-the update that was observed. Where it does not, the attack was mis-specified, and a low score means
-nothing."""
+"""The canary: the true batch, replayed by the announced protocol, must give the update that was
+observed. Where it does not, the attack was mis-specified, and a low score means nothing."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ def canary(
 
     The replay uses what the protocol announced: its weights, model, normalisation, steps and
     declared defenses; of the client's secrets only the batch, the seed of those defenses and what
-    they kept back before (``own``). It runs on the clients' kind of device, because devices round
+    they kept back before (``own``). It runs on the clients' kind of device: others round
     differently.
     """
     public = observation.public
