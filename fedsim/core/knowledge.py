@@ -373,7 +373,7 @@ _attacking: ContextVar[bool] = ContextVar("attacking", default=False)
 
 @contextmanager
 def sealed() -> Iterator[None]:
-    """While an attack runs, the vault does not open, whoever asks."""
+    """While an attack runs in this thread, the vault does not open in it, whoever asks."""
     token = _attacking.set(True)
     try:
         yield

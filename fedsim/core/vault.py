@@ -2,7 +2,7 @@
 
 Images, labels and the client's seeds, in a directory that only its owner can enter. Scoring reads
 it, and so does whoever grants an attack a part of the truth. No module under ``attacks/`` imports
-this one, and while an attack runs (`sealed`) the vault does not open.
+this one, and in the thread of a running attack (`sealed`) the vault does not open.
 """
 
 from __future__ import annotations
