@@ -1,7 +1,7 @@
 """fedsim: a federated-learning testbed with an adversarial server.
 
 run = fedsim.audit("spec.yaml", "train.rounds=5", output="runs/mine")
-run.scores  # a DataFrame, one row a reconstructed image
+run.scores  # a DataFrame, one row per reconstructed image
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-# Flower and Ray read these when they are first imported, which is after this: a testbed calls
-# nobody, and leaves no home directory behind.
+# Flower and Ray read these when they are first imported, which is later: a testbed calls nobody,
+# and leaves nothing in the home directory.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("FLWR_HOME", os.path.join(tempfile.gettempdir(), f"flwr-{os.getuid()}"))
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call after the end starts no new Ray
-# Virtual machines exist that announce AMX and die of its instructions, in bfloat16 on a CPU.
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call after shutdown starts no new Ray
+# Some virtual machines announce AMX and die of its instructions, in bfloat16 on a CPU.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 from fedsim.core.errors import FedsimError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fedsim.lint import Lint
 
 HERE = Path(__file__).parent
-if not (HERE / "attacks").is_dir():  # Flower packs an app without the links in it
+if not (HERE / "attacks").is_dir():  # Flower packs an app without its symbolic links
     __path__.append(str(HERE.parent))
 
 
@@ -73,7 +73,7 @@ def lint(
     ignore: Iterable[str] = (),
     **sections: Any,
 ) -> Lint:
-    """What is certain or likely to leak, said without running a round."""
+    """What is certain or likely to leak, found without running a round."""
     from fedsim.lint import lint as check
 
     return check(_spec(spec, overrides, sections), ignore)
@@ -90,7 +90,7 @@ def bench(
 
 
 def default_output(spec: Spec) -> Path:
-    """Where a run goes that was not told where to go."""
+    """The directory of a run for which none was given."""
     return Path("runs") / f"{spec.name}-{spec.digest()}"
 
 
@@ -108,9 +108,9 @@ def _spec(
 
 
 class _Package(ModuleType):
-    """This package, some of whose functions share their name with a room: importing
-    `fedsim.audit.repair` must not put the room in the place of the function `fedsim.audit`.
-    The function stays, and what is in the room is found through it."""
+    """This package, some of whose functions share their name with a subpackage: importing
+    `fedsim.audit.repair` must not replace the function `fedsim.audit` by the subpackage. The
+    function stays, and the subpackage's contents are found through it."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, ModuleType) and name in __all__:

@@ -1,9 +1,9 @@
-"""Mending: what a kill or a bad disk did to a run, found and set right before the run goes on.
+"""Repair: what a kill or a bad disk did to a run, found and set right before the run goes on.
 
 Whatever can be computed again is thrown away and done again. A round whose observation, truth or
 client state is damaged is redone from the weights that were sent in it: clients draw everything
-from the spec's seed, so they do the same again. A result says by checksum which observation it
-was made from, and is thrown away where that is another now.
+from the spec's seed, so they do the same again. A result names by checksum the observation it was
+made from, and is thrown away where that has changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ABSENT = ("client_failed", "client_silent")  # events of clients that left nothi
 
 
 def mend(run: Run, spec: Spec) -> None:
-    """Set right what can be, before anything is read; every loss is noted."""
+    """Set right what can be set right, before anything is read; every loss is noted."""
     for leftover in list(run.root.rglob(f".*{UNFINISHED}")):
         leftover.unlink()
     _mend_rounds(run, spec)
@@ -86,7 +86,7 @@ def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
 def _redo(run: Run, spec: Spec, checkpoint: Checkpoint, round_: int) -> int:
     """Set the run back to before a round, or to the last one before it that it can start from."""
     run.canaries.unlink(missing_ok=True)
-    # What a strategy remembered then is not known any more; without memory, weights are all.
+    # What a strategy remembered then is lost; one without a memory needs the weights alone.
     earlier = [] if checkpoint.state else [r for r in observed_rounds(spec) if 1 < r <= round_]
     for start in reversed(earlier):
         try:

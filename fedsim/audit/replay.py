@@ -1,4 +1,4 @@
-"""Replay: an attack on observations that were captured before, without a federation."""
+"""Replay: an attack on observations that were captured earlier, without a federation."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def attack_offline(
 ) -> list[dict[str, Any]]:
     """One row for each observation and trial; pictures and reconstructions go to ``output``."""
     watch = watch or Silent()
-    found = _observations(source)
-    run = Run(found[0].parents[2])
+    files = _observations(source)
+    run = Run(files[0].parents[2])
     spec = _spec(run, threat)
     refuse_unplayed(spec.threat)
     check_needs(component, spec)
-    observations = found[0].parents[1].absolute()
+    observations = files[0].parents[1].absolute()
     results = (output or run.offline).absolute()
     label, learned = component.short_name, results / paths.LEARNED
     rounds = sorted({address_of(path)[0] for path in list_observations(observations)})
@@ -52,7 +52,7 @@ def attack_offline(
     jobs = [
         after_lessons(job, learned, len(rounds))
         for job in jobs_on(
-            observations, results, label, component, [address_of(path) for path in found], trials
+            observations, results, label, component, [address_of(path) for path in files], trials
         )
     ]
     memory, last = jobs[0].memory, jobs[0].requires
@@ -79,11 +79,11 @@ def _observations(source: Path) -> list[Path]:
         raise ObservationError(f"there is no observation '{source}'.")
     if source.with_suffix(".json").is_file():
         return [source.absolute().with_suffix(".json")]
-    found = sorted(source.absolute().glob("client-*.json")) or list_observations(source.absolute())
-    found = found or list_observations(source.absolute() / "observations")
-    if not found:
+    files = sorted(source.absolute().glob("client-*.json")) or list_observations(source.absolute())
+    files = files or list_observations(source.absolute() / "observations")
+    if not files:
         raise ObservationError(f"'{source}' holds no observation.")
-    return found
+    return files
 
 
 def _spec(run: Run, threat: str | None) -> Spec:

@@ -1,4 +1,4 @@
-"""Auditing: rounds, attacks, scores, verdict. Every step does only what is still missing."""
+"""Stages of an audit: rounds, attacks, scores, report. What is done is not done again."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def conclude(
     watch: Watch | None = None,
     redacted: bool = False,
 ) -> Path:
-    """Scores, summary and report from what the run directory holds; the report's path."""
+    """Scores, summary and report from what the run directory holds; returns the report's path."""
     from fedsim.report import write_report
 
     if run.deployed and not run.vault.is_dir():
@@ -172,7 +172,7 @@ def conclude(
 
 
 def _rounds(run: Run) -> pd.DataFrame:
-    """The rounds of the run; none where the observations came from elsewhere."""
+    """The rounds of the run; an empty table where none was recorded."""
     try:
         return run.rounds
     except RunError:
@@ -180,7 +180,7 @@ def _rounds(run: Run) -> pd.DataFrame:
 
 
 def _metrics_missing(side: int) -> dict[str, str | None]:
-    """Of the metrics that cannot be computed everywhere, why not here; None where they were."""
+    """Why metrics that cannot be computed everywhere are missing here; None where they are not."""
     return {metric.name: metric.missing(side) for metric in METRICS.values() if metric.unavailable}
 
 
@@ -191,7 +191,7 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def _opened(spec: Spec, root: str | Path) -> Iterator[tuple[Plan, Run]]:
-    """A run that nobody else works in, set right where it was damaged."""
+    """A run in which nobody else works, set right where it was damaged."""
     Run(root).refuse_other(spec)  # before the slow checks
     refuse_silence(spec.engine)
     plan = prepare(spec, Run(root).classes)
@@ -254,12 +254,12 @@ def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:
     """What each attack read, over all its jobs."""
     read: dict[str, list[str]] = {}
     for job, result in results_of(jobs):
-        own = read.setdefault(job.label, [])
-        own += [field for field in result.ledger if field not in own]
+        fields = read.setdefault(job.label, [])
+        fields += [field for field in result.ledger if field not in fields]
     for label, memory in memories(run, run.spec).items():  # what it learned from counts as well
         for lesson in list_lessons(memory):
-            own = read.setdefault(label, [])
-            own += [f for f in read_json(lesson)["ledger"] if f not in own]
+            fields = read.setdefault(label, [])
+            fields += [f for f in read_json(lesson)["ledger"] if f not in fields]
     return read
 
 

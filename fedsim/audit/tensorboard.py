@@ -1,7 +1,7 @@
 """TensorBoard events, for people who look there: rounds, losses of attacks, leakage, pictures.
 
-A `Watch` around another one: what it is told it writes down under ``DIR/tensorboard``, and passes
-on. Needs the package ``tensorboard`` (``pip install fedsim[tensorboard]``).
+A `Watch` around another one: it writes what it is told to ``DIR/tensorboard``, and passes it on.
+Needs the package ``tensorboard`` (``pip install fedsim[tensorboard]``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedsim.core.metrics import shown_in
 from fedsim.core.run import Run
 from fedsim.scoring.scores import load_pictures
 
-PICTURES = 8  # of each attack
+PICTURES = 8  # per attack
 
 
 class Events:
@@ -68,18 +68,18 @@ class Events:
     def conclude(self, run: Run) -> None:
         """Leakage by round and attack, and pictures beside their reconstructions."""
         scores = run.scores
-        for (attack, round_), own in scores.groupby(["attack", "round"]):
+        for (attack, round_), rows in scores.groupby(["attack", "round"]):
             for name in (metric.name for metric in shown_in("tensorboard")):
-                if own[name].notna().any():
-                    value = float(own[name].astype(float).mean())
+                if rows[name].notna().any():
+                    value = float(rows[name].astype(float).mean())
                     self.writer.add_scalar(f"leakage/{name}/{attack}", value, int(str(round_)))
         shown: dict[str, list[torch.Tensor]] = {}
         for job in jobs_of(run, run.spec, victims(run.spec)):
             pictures = load_pictures(run, job)
-            own_rows = shown.setdefault(job.label, [])
-            if pictures is not None and len(own_rows) < PICTURES:
+            chosen = shown.setdefault(job.label, [])
+            if pictures is not None and len(chosen) < PICTURES:
                 pairs = torch.cat([pictures.truth, pictures.guess], dim=3)
-                own_rows += list(pairs)[: PICTURES - len(own_rows)]
+                chosen += list(pairs)[: PICTURES - len(chosen)]
         for label, pairs_of in shown.items():
             if pairs_of:
                 self.writer.add_images(f"pictures/{label}", torch.stack(pairs_of), 0)

@@ -1,7 +1,7 @@
-"""Oracles: what a threat model grants of the truth itself, read by the testbed, never by an attack.
+"""Granted truth: what a threat model grants of the truth, read by the testbed, never by an attack.
 
-True labels and the batch's own BatchNorm statistics are knowledge like any other: handed over
-in the View where the threat section grants them, and named in the report.
+True labels and the batch's own BatchNorm statistics are knowledge like any other: handed over in
+the View where the threat section grants them, and named in the report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedsim.defenses.applied import announced
 
 
 def secrets_of(spec: Spec, run: Run) -> Callable[[Job], Secrets]:
-    """Looks up, job by job, what of the truth the threat model grants."""
+    """A lookup, job by job, of what the threat model grants of the truth."""
     return partial(_secrets, spec, Vault(run.vault))
 
 
@@ -39,7 +39,7 @@ def _secrets(spec: Spec, vault: Vault, job: Job) -> Secrets:
 
 
 def _statistics(job: Job, truth: Truth) -> Statistics | None:
-    """Of a single-gradient update; several steps have no one batch."""
+    """The statistics behind an update of one step; several steps have no one batch."""
     if len(truth.batches) > 1:
         return None
     return batch_statistics(read_observation(job.observation), truth)
@@ -54,15 +54,15 @@ def batch_statistics(observation: Observation, truth: Truth) -> Statistics | Non
         return None
     model.load_state_dict(observation.weights)
     model.train(public.protocol.mode == "train")
-    found: Statistics = {}
+    statistics: Statistics = {}
 
     def listen(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         values = inputs[0].transpose(0, 1).flatten(1)
-        found[name] = (values.mean(1), values.var(1))
+        statistics[name] = (values.mean(1), values.var(1))
 
     for name in names:
         model.get_submodule(name).register_forward_pre_hook(partial(listen, name))
     images, _ = truth.replay()[0]
     with torch.no_grad():
         model(public.protocol.normalise(images))
-    return found
+    return statistics

@@ -1,6 +1,6 @@
 """Jobs: one attack on one observation in one trial, or one lesson of an attack that learns.
 
-What it is, where its result goes, what it is handed, and how it is done here and now.
+What a job is, where its result goes, what it is handed, and how it is done here and now.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ AnyJob = Job | LessonJob
 
 @dataclass(frozen=True)
 class Handout:
-    """What the testbed hands an attack beside the observation: as the threat model grants it."""
+    """What the testbed hands an attack beside the observation, as the threat model grants it."""
 
     threat: ThreatSpec
     seed: int

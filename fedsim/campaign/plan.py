@@ -1,4 +1,4 @@
-"""Planning: what a spec asks for, checked before a round runs: attacks, victims, jobs, lessons."""
+"""Plan: what a spec asks for, checked before a round runs: attacks, victims, jobs, lessons."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SURROGATE_LIMIT = 512
 
 @dataclass(frozen=True)
 class Plan:
-    """A spec that was checked against everything it names, and the model it starts from."""
+    """A spec that was checked against everything it names, and the weights it starts from."""
 
     spec: Spec
     public: Public
@@ -42,7 +42,7 @@ class Plan:
 def prepare(spec: Spec, classes: int | None = None) -> Plan:
     """Find every mistake that can be found before a round runs.
 
-    With the number of ``classes`` the data set is not opened: its clients have it, each a part.
+    Given the number of ``classes``, the data set is not opened: the clients have it, each a part.
     """
     refuse_unplayed(spec.threat)
     for _, component in labelled_attacks(spec):
@@ -81,7 +81,7 @@ def check_needs(component: Component, spec: Spec) -> None:
 
 
 def labelled_attacks(spec: Spec) -> list[tuple[str, Component]]:
-    """The spec's attacks with a name of their own each, and the baseline where it is granted."""
+    """The spec's attacks, each with a name of its own, and the baseline where it is granted."""
     labelled: list[tuple[str, Component]] = []
     for component in spec.attacks:
         short = component.short_name
@@ -136,8 +136,8 @@ def jobs_on(
 
 
 def after_lessons(job: Job, learned: Path, rounds: int) -> Job:
-    """The job with the memory of its attack in the folder ``learned``, and the last lesson it
-    needs where ``rounds`` are observed, if it learns."""
+    """The job; if its attack learns, with its memory in the folder ``learned`` and the last lesson
+    it needs where ``rounds`` are observed."""
     attack = create_attack(job.attack.name, **job.attack.params)
     if not isinstance(attack, Learner):
         return job
@@ -147,30 +147,30 @@ def after_lessons(job: Job, learned: Path, rounds: int) -> Job:
 
 
 def learners(spec: Spec) -> dict[str, tuple[str, Component]]:
-    """The memories that this spec's attacks need: of each the label and attack that fills it."""
-    found: dict[str, tuple[str, Component]] = {}
+    """The memories that this spec's attacks need, each with the attack that fills it."""
+    by_memory: dict[str, tuple[str, Component]] = {}
     for label, component in labelled_attacks(spec):
         attack = create_attack(component.name, **component.params)
         if isinstance(attack, Learner):
-            found.setdefault(attack.learner, (label, component))
-    return found
+            by_memory.setdefault(attack.learner, (label, component))
+    return by_memory
 
 
 def memories(run: Run, spec: Spec) -> dict[str, Path]:
-    """The memory of every attack that learns, by its label; none where there is no such folder."""
+    """The memory of every attack that learns, by its label; empty before anything was learned."""
     if not run.learned.is_dir():
         return {}
-    found = {}
+    folders = {}
     for label, component in labelled_attacks(spec):
         attack = create_attack(component.name, **component.params)
         if isinstance(attack, Learner):
-            found[label] = run.learned / attack.learner
-    return found
+            folders[label] = run.learned / attack.learner
+    return folders
 
 
 def observed_rounds(spec: Spec) -> list[int]:
-    """The rounds whose observations are kept: the attacked ones, and all where an attack uses
-    the traffic between them."""
+    """The rounds whose observations are kept: the attacked ones, or all where an attack uses the
+    traffic between them."""
     attacks = [create_attack(c.name, **c.params) for _, c in labelled_attacks(spec)]
     if any(reads_traffic(attack, granted_by(spec.threat)) for attack in attacks):
         return list(range(1, spec.train.rounds + 1))
@@ -178,7 +178,7 @@ def observed_rounds(spec: Spec) -> list[int]:
 
 
 def lessons_of(run: Run, spec: Spec, rounds: Iterable[int]) -> list[LessonJob]:
-    """The lessons that follow these rounds, of every learner."""
+    """The lessons of every learner that follow these rounds."""
     wanted, observed = set(rounds), observed_rounds(spec)
     return [
         lesson
@@ -193,7 +193,7 @@ def lessons_of(run: Run, spec: Spec, rounds: Iterable[int]) -> list[LessonJob]:
 def lessons_on(
     observations: Path, memory: Path, label: str, component: Component, rounds: Iterable[int]
 ) -> list[LessonJob]:
-    """One lesson after each of these rounds, each after the one before."""
+    """One lesson after each of these rounds; each requires the one before."""
     return [
         LessonJob(
             observations,
@@ -209,7 +209,7 @@ def lessons_on(
 
 
 def load_surrogate(spec: Spec) -> Tensor | None:
-    """Images of the attacker's own, where the threat model grants them and the spec names them."""
+    """Images of the attacker's own, where the spec names them."""
     source = spec.threat.surrogate
     if source is None:
         return None
@@ -260,8 +260,8 @@ def _check_generator(spec: Spec, classes: int) -> None:
 
 
 def _check_attack(component: Component, spec: Spec) -> None:
-    """What the attack itself refuses; and, if it learns, to attack after more lessons than there
-    are rounds."""
+    """Raise what the attack itself refuses; if it learns, also for more lessons than rounds, and
+    for a single observation."""
     attack = create_attack(component.name, **component.params)
     attack.check_spec(spec)
     if isinstance(attack, Learner):

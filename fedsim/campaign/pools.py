@@ -1,8 +1,7 @@
-"""Attack workers: jobs in, results on disk. In this process, or Ray actors of their own.
+"""Pools of attack workers: jobs in, results on disk. In this process, or in Ray actors.
 
-A job is done when its result file exists, and starts when that of the job it requires does. One
-that crashes is tried again; one that cannot be done is reported with its reason, and the others
-go on.
+A job is done when its result file exists, and starts when that of the job it requires does. A job
+that crashes is tried again; one that cannot be done is reported with its reason; the others go on.
 """
 
 from __future__ import annotations
@@ -95,13 +94,13 @@ class Pool(ABC):
         """Let go of what the pool holds; jobs still queued stay undone."""
 
     def _waiting(self, settled: AnyJob) -> list[AnyJob]:
-        """Those that waited for this job, no longer held."""
+        """The jobs that waited for this one; they are no longer held."""
         waiting = [job for job in self.held if job.requires == settled.result]
         self.held = [job for job in self.held if job not in waiting]
         return waiting
 
     def _done(self, job: AnyJob) -> None:
-        """Let start what waited for this job."""
+        """Start what waited for this job."""
         self.watcher.finished(job, None)
         with self._lock:
             for waiting in self._waiting(job):
@@ -113,11 +112,11 @@ class Pool(ABC):
         write_json(job.failure, about)
         self.watcher.finished(job, reason)
         with self._lock:
-            told = (kind, f"{job.name} failed: {reason}")
-            self.failed[job.result] = told
+            consequence = (kind, f"{job.name} failed: {reason}")
+            self.failed[job.result] = consequence
             waiting = self._waiting(job)
         for other in waiting:
-            self._fail(other, *told)
+            self._fail(other, *consequence)
 
     def _abandon(self) -> None:
         """Fail what waits for a job that nobody submitted."""
@@ -126,7 +125,7 @@ class Pool(ABC):
             self._fail(job, "fault", f"what it waits for never came: {job.requires}")
 
     def _secrets(self, job: AnyJob) -> Secrets:
-        """What of the truth the threat model grants; a lesson is given without any."""
+        """What the threat model grants of the truth; a lesson is given without any."""
         return self.secrets(job) if isinstance(job, Job) else Secrets()
 
     def _settle(self, job: AnyJob, attempt: Callable[[], Reconstruction | Lesson]) -> None:
@@ -150,7 +149,7 @@ class Pool(ABC):
 
 
 def _kind(error: FedsimError) -> str:
-    """An attack that declines has told something; anything else is a fault of the run."""
+    """An attack that declines is a finding; anything else is a fault of the run."""
     return "declined" if isinstance(error, AttackError) else "fault"
 
 
@@ -188,7 +187,7 @@ class InlinePool(Pool):
 
 
 class AttackWorker:
-    """A Ray actor: performs one job at a time, and says meanwhile how far it is."""
+    """A Ray actor: does one job at a time, and says meanwhile how far it is."""
 
     def __init__(self, cpu_threads: int):
         self.cpu_threads = cpu_threads
@@ -210,7 +209,7 @@ class AttackWorker:
         secrets: Secrets,
         sent: dict[str, ray.ObjectRef] | None = None,
     ) -> Returned:
-        """Do a job on the driver's files, or where these are not here, on a parcel of them."""
+        """Do a job on the driver's files or, where these are not here, on a parcel of them."""
         self.state = (0, 0, None)
         with threads(self.cpu_threads):
             try:
@@ -247,8 +246,8 @@ class _LostError(Exception):
 class RayPool(Pool):
     """Ray actors in a resource of their own, each fed by a thread here.
 
-    An actor that has no room yet waits for a node that has, and takes no job meanwhile. What a
-    worker leaves undone when it dies goes back to the queue, for whoever is free.
+    An actor for which no node has room yet waits, and takes no job meanwhile. What a worker leaves
+    undone when it dies goes back to the queue, for whoever is free.
     """
 
     patience = 300.0  # seconds without a single worker, after which the run gives up
@@ -270,7 +269,7 @@ class RayPool(Pool):
                 num_cpus=0,  # Flower sizes its pool from all CPUs; counting ours would starve one
                 num_gpus=worker_gpus(spec.engine),
                 resources={ATTACK_RESOURCE: 1},
-                max_restarts=-1,  # on another node, where its own is gone
+                max_restarts=-1,  # on another node, if its own is gone
                 max_concurrency=2,  # the job, and the question how far it is
             ).remote(max(1, cpus // workers))
             for _ in range(workers)
@@ -291,7 +290,7 @@ class RayPool(Pool):
             time.sleep(0.05)  # not join(): Ctrl-C must get through
         self._abandon()
         self._dismiss()
-        for feeder in self.feeders:  # none may ask Ray anything when that is shut down
+        for feeder in self.feeders:  # none may ask Ray anything once that is shut down
             feeder.join(timeout=10)
 
     def close(self) -> None:
@@ -314,7 +313,7 @@ class RayPool(Pool):
                 job = self.jobs.get()
                 if job is None:
                     return
-                if (home := self._home(actor, seconds=5)) is None:  # gone while there was no job
+                if (home := self._home(actor, seconds=5)) is None:  # died while there was no job
                     self.jobs.put(job)
                 else:
                     self._give(actor, home, job)
@@ -323,7 +322,7 @@ class RayPool(Pool):
             self.broken = error
 
     def _give(self, actor: Any, home: Home, job: AnyJob) -> None:
-        """Have a job done; where its worker dies, by another, as often as a job is tried."""
+        """Have a job done; where its worker dies, by another, as often as a job may be tried."""
         try:
             self._settle(job, lambda: self._remote(actor, home, job))
         except _LostError:
@@ -341,7 +340,7 @@ class RayPool(Pool):
     def _home(self, actor: Any, seconds: float | None = None) -> Home | None:
         """Wait until an actor is up; None where the pool closes, or after ``seconds``."""
         self.up.discard(id(actor))
-        asked, since = None, time.monotonic()
+        greeting, since = None, time.monotonic()
         while not self.closing.is_set():
             now = time.monotonic()
             if seconds is not None and now - since > seconds:
@@ -351,13 +350,13 @@ class RayPool(Pool):
                     f"no attack worker was up for {self.patience:.0f} s; is there a node with a "
                     f"free '{ATTACK_RESOURCE}' resource, and with fedsim installed?"
                 )
-            asked = asked or actor.greet.remote()
-            if not ray.wait([asked], timeout=0.2)[0]:
+            greeting = greeting or actor.greet.remote()
+            if not ray.wait([greeting], timeout=0.2)[0]:
                 continue
             try:
-                home: Home = ray.get(asked)
+                home: Home = ray.get(greeting)
             except ray.exceptions.RayActorError:
-                asked = None
+                greeting = None
                 time.sleep(0.5)
                 continue
             self.up.add(id(actor))

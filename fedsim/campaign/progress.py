@@ -1,4 +1,4 @@
-"""Watching a run: progress bars for people, silence for scripts."""
+"""Progress of a run: bars for people, silence for scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OnCell = Callable[[int, int, str], None]  # cells done, cells in all, the one at
 
 
 class Watch(Protocol):
-    """What an audit tells about itself while it runs."""
+    """What an audit tells while it runs."""
 
     def running(self, rounds: int, done: int) -> AbstractContextManager[None]: ...
     def scoring(self) -> AbstractContextManager[None]: ...

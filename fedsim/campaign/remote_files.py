@@ -1,7 +1,7 @@
-"""Parcels: what a job reads, as bytes, for a worker that does not see the driver's disk.
+"""Remote files: parcels of what a job reads, for a worker that does not see the driver's disk.
 
 The files on the driver's side stay the source of truth. A worker elsewhere unpacks a parcel into a
-private folder, works there, and sends back what a learner's memory became; the folder is then gone,
+private folder, works there, and sends back how a learner's memory changed. The folder is then gone,
 and with it the notebook: a job that is cut short over there starts afresh.
 """
 
@@ -42,28 +42,28 @@ class Returned:
 
 def reads(job: AnyJob, handout: Handout) -> dict[str, Path]:
     """The files a job reads, by their names in a parcel."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     observed = _observed(job, handout)
     for path in observed:
         for file in (path, path.with_suffix(".safetensors")):
-            found[f"{_OBSERVATIONS}/{file.relative_to(job.observations)}"] = file
+            files[f"{_OBSERVATIONS}/{file.relative_to(job.observations)}"] = file
     for round_ in {address_of(path)[0] for path in observed}:
         weights = weights_path(job.observations, round_)
         for file in (weights, weights.with_suffix(".json")):
-            found[f"{_OBSERVATIONS}/{file.relative_to(job.observations)}"] = file
+            files[f"{_OBSERVATIONS}/{file.relative_to(job.observations)}"] = file
     if job.memory is not None:
         for file in _below(job.memory):
-            found[f"{_MEMORY}/{file.relative_to(job.memory)}"] = file
+            files[f"{_MEMORY}/{file.relative_to(job.memory)}"] = file
     if isinstance(job, Job):
         for file in job.notebook.parent.glob(f"{job.notebook.stem}*{job.notebook.suffix}"):
-            found[f"{_RESULTS}/{file.relative_to(job.results)}"] = file
+            files[f"{_RESULTS}/{file.relative_to(job.results)}"] = file
     for name, text in _checkpoints(handout.threat).items():
-        found[f"{_THREAT}/{name}{Path(text).suffix}"] = Path(text)
-    return {name: file for name, file in found.items() if file.is_file()}
+        files[f"{_THREAT}/{name}{Path(text).suffix}"] = Path(text)
+    return {name: file for name, file in files.items() if file.is_file()}
 
 
 def stamps(files: Mapping[str, Path]) -> dict[Path, Stamp]:
-    """By what a worker tells whether the files it sees are these."""
+    """By these a worker tells whether the files it sees are the driver's."""
     return {file: _stamp(file) for file in files.values()}
 
 
@@ -79,29 +79,29 @@ def pack(files: Mapping[str, Path]) -> dict[str, bytes]:
 class Post:
     """Parcels in Ray's object store, in which every file lies once.
 
-    The jobs of a round share its weights. What was not asked for lately is let go of when there
-    is more than ``room`` bytes.
+    The jobs of a round share its weights. The files used longest ago are dropped when there are
+    more than ``room`` bytes.
     """
 
     def __init__(self, room: int = 2**30):
         self.room = room
-        self._held: OrderedDict[tuple[Path, int, int], ray.ObjectRef] = OrderedDict()
+        self._stored: OrderedDict[tuple[Path, int, int], ray.ObjectRef] = OrderedDict()
         self._lock = threading.Lock()
 
     def send(self, files: Mapping[str, Path]) -> dict[str, ray.ObjectRef]:
         with self._lock:
             sent = {name: self._put(file) for name, file in files.items()}
-            while len(self._held) > 1 and sum(size for _, size, _ in self._held) > self.room:
-                self._held.popitem(last=False)  # whoever was sent it holds it still
+            while len(self._stored) > 1 and sum(size for _, size, _ in self._stored) > self.room:
+                self._stored.popitem(last=False)  # whoever was sent it still holds it
         return sent
 
     def _put(self, file: Path) -> ray.ObjectRef:
         about = file.stat()
         key = (file, about.st_size, about.st_mtime_ns)
-        if key not in self._held:
-            self._held[key] = ray.put(file.read_bytes())
-        self._held.move_to_end(key)
-        return self._held[key]
+        if key not in self._stored:
+            self._stored[key] = ray.put(file.read_bytes())
+        self._stored.move_to_end(key)
+        return self._stored[key]
 
 
 def fetched(sent: Mapping[str, ray.ObjectRef]) -> dict[str, bytes]:
@@ -150,8 +150,8 @@ def _observed(job: AnyJob, handout: Handout) -> list[Path]:
 
 
 def _checkpoints(threat: ThreatSpec) -> dict[str, str]:
-    told = {"prior": threat.prior, "generator": threat.generator}
-    return {name: spec.checkpoint for name, spec in told.items() if spec and spec.checkpoint}
+    specs = {"prior": threat.prior, "generator": threat.generator}
+    return {name: spec.checkpoint for name, spec in specs.items() if spec and spec.checkpoint}
 
 
 def _moved(job: AnyJob, folder: Path) -> AnyJob:
@@ -164,11 +164,11 @@ def _moved(job: AnyJob, folder: Path) -> AnyJob:
 
 
 def _memory_in(folder: Path, memory: Path) -> Path:
-    """The memory under its own name, for that is part of a lesson's seed."""
-    own = folder / "learned" / memory.name
-    own.parent.mkdir()
+    """The memory under its own name, which is part of a lesson's seed."""
+    moved = folder / "learned" / memory.name
+    moved.parent.mkdir()
     (folder / _MEMORY).mkdir(exist_ok=True)
-    return (folder / _MEMORY).rename(own)
+    return (folder / _MEMORY).rename(moved)
 
 
 def _handout_in(handout: Handout, folder: Path) -> Handout:
@@ -192,7 +192,7 @@ def _unpacked(parcel: Mapping[str, bytes]) -> Iterator[Path]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A name from elsewhere stays in its folder."""
+    """The file of this name, which came from elsewhere; it must not lead out of the folder."""
     file = folder / name
     if not file.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"'{name}' leads out of its folder")

@@ -1,4 +1,4 @@
-"""Who may use a Ray of ours: whoever has the token in the user's cache.
+"""Authentication: a Ray of ours may be used by whoever has the token in the user's cache.
 
 Ray listens on every interface of a machine, and runs what it is sent. Its token authentication is
 off by default, so it is switched on for each Ray that is started here. A user's own RAY_AUTH_MODE
@@ -20,39 +20,39 @@ from fedsim.core.cache import cache_folder
 from fedsim.core.errors import RunError
 
 MODE, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
-_ANY_METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # of a Ray's head, and harmless
+_ANY_METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # of a Ray's head; harmless
 
 
 def token_file() -> Path:
-    """The user's token, made when it is first asked for."""
+    """The file of the user's token, made when it is first needed."""
     file = cache_folder() / "ray-token"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        own = file.with_name(f".{file.name}-{secrets.token_hex(4)}")
-        own.touch(mode=0o600)
-        own.write_text(secrets.token_hex(32))
+        draft = file.with_name(f".{file.name}-{secrets.token_hex(4)}")
+        draft.touch(mode=0o600)
+        draft.write_text(secrets.token_hex(32))
         with suppress(FileExistsError):  # another process was quicker: its token holds
-            os.link(own, file)
-        own.unlink()
+            os.link(draft, file)
+        draft.unlink()
     if len(file.read_text().strip()) < 32:  # Ray would end this process over it
         raise RunError(f"the token in '{file}' is too short; delete it, and a new one is made.")
     return file
 
 
 def settings() -> dict[str, str]:
-    """What makes a Ray that is started with it ask for the token."""
+    """The environment in which a Ray must be started to ask for the token."""
     return {} if MODE in os.environ else {MODE: "token", PATH: str(token_file())}
 
 
 def settings_for(address: str, seconds: float = 5) -> dict[str, str]:
-    """What a cluster that is up wants; one sentence, and soon, where it is none."""
+    """The environment that a running cluster wants; raises soon where there is no Ray."""
     refused = knock(address, seconds=seconds)
     if MODE in os.environ or not refused:
         return {}
-    own = settings()
+    with_token = settings()
     if knock(address, token_file().read_text(), seconds):
         raise RunError(f"it asks for another token; set {MODE}=token and {PATH}.")
-    return own
+    return with_token
 
 
 def knock(address: str, token: str = "", seconds: float = 5) -> bool:
@@ -73,7 +73,7 @@ def knock(address: str, token: str = "", seconds: float = 5) -> bool:
 
 @contextmanager
 def applied(chosen: Mapping[str, str]) -> Iterator[None]:
-    """Ray's settings for a while; it reads them when it is imported, and so is made to again."""
+    """Ray's settings for a while. Ray reads them on import, and is made to read them again."""
     before = {name: os.environ.get(name) for name in chosen}
     os.environ.update(chosen)
     _read_again()
@@ -89,6 +89,6 @@ def applied(chosen: Mapping[str, str]) -> Iterator[None]:
 
 
 def _read_again() -> None:
-    # Ray has no public way; Flower allows one release of it, with which these names were checked.
+    # Ray has no public way. Flower allows one release of it, with which these names were checked.
     _raylet.AuthenticationTokenLoader.instance().reset_cache()  # type: ignore[attr-defined]
     _raylet.Config.initialize("")  # type: ignore[attr-defined]

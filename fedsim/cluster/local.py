@@ -1,6 +1,9 @@
-"""A Ray cluster on this machine that outlives a run: warm for the next one, and a rehearsal for
-many machines. Each node is one `ray start --block` in a process group of its own; a state file
-keeps their ids, so that exactly these are ended, and never what anybody else runs."""
+"""Local cluster: a Ray on this machine that outlives a run, warm for the next one, and a rehearsal
+for many machines.
+
+Each node is one `ray start --block` in a process group of its own. A state file keeps their ids, so
+that exactly these are ended, and nothing that anybody else runs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from fedsim.core.cache import cache_folder
 from fedsim.core.errors import RunError
 from fedsim.core.files import write_json
 
-ATTACK_RESOURCE = "attack"  # what a node offers that takes attack workers
+ATTACK_RESOURCE = "attack"  # offered by a node that takes attack workers
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,11 @@ def state_file() -> Path:
 def node_command(
     port: int, *, head: bool, cpus: int, attack: int, folder: Path | None = None
 ) -> list[str]:
-    """The command of one node; ``folder`` is for the head, the others are told by it."""
+    """The command of one node; ``folder`` is for the head, from which the others learn it."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start"]
     if head:
         command += ["--head", f"--port={port}", "--include-dashboard=false"]
-        # Its default is one port for all: a second cluster's head would end over it.
+        # By default one fixed port: the head of a second cluster would fail on it.
         command += [f"--temp-dir={folder}", f"--ray-client-server-port={free_ports(1)[0]}"]
     else:
         command += [f"--address={LOOPBACK}:{port}"]
@@ -110,7 +113,7 @@ def start(
 
 
 def add(file: Path, *, cpus: int | None = None, attack: int = 1, seconds: float = 90) -> Cluster:
-    """One node more, in a cluster that is up."""
+    """Add a node to a cluster that is up."""
     cluster = read(file)
     if cluster is None or not running(cluster):
         raise RunError("there is no cluster to add a node to; start one: `fedsim cluster up`.")
@@ -125,7 +128,7 @@ def add(file: Path, *, cpus: int | None = None, attack: int = 1, seconds: float 
 
 
 def stop(file: Path) -> int:
-    """End what the state file names and nothing else; how many nodes were still up."""
+    """End what the state file names and nothing else; returns how many nodes were still up."""
     cluster = read(file)
     if cluster is None:
         return 0
@@ -171,7 +174,7 @@ def answering(address: str, seconds: float = 8) -> list[dict[str, Any]]:
     try:
         with socket.create_connection(_split(address), timeout=seconds):
             pass
-        told = subprocess.run(
+        answer = subprocess.run(
             [sys.executable, "-c", code, address],
             capture_output=True,
             text=True,
@@ -179,14 +182,14 @@ def answering(address: str, seconds: float = 8) -> list[dict[str, Any]]:
             check=True,
             env=_environment(),
         )
-        nodes: list[dict[str, Any]] = json.loads(told.stdout.splitlines()[-1])
+        nodes: list[dict[str, Any]] = json.loads(answer.stdout.splitlines()[-1])
         return nodes
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return []
 
 
-def _cpus(asked: int | None) -> int:
-    return (os.cpu_count() or 1) if asked is None else asked
+def _cpus(wanted: int | None) -> int:
+    return (os.cpu_count() or 1) if wanted is None else wanted
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -215,7 +218,7 @@ def _await_port(cluster: Cluster, seconds: float) -> None:
 
 
 def _await(cluster: Cluster, count: int, seconds: float, *, known: Collection[str] = ()) -> None:
-    """Wait until ``count`` nodes have joined beside those that are known."""
+    """Wait until ``count`` nodes have joined beside the known ones."""
     for _ in tries(seconds):
         _refuse_ended(cluster)
         if sum(node["id"] not in known for node in answering(cluster.address)) >= count:
@@ -231,5 +234,5 @@ def _refuse_ended(cluster: Cluster) -> None:
 
 
 def _short_folder() -> str | None:
-    """Ray's sockets lie in its folder, and their names may have some hundred characters only."""
+    """Ray keeps its sockets in its folder, and the path of a socket must be short."""
     return "/tmp" if len(tempfile.gettempdir()) > 20 and os.path.isdir("/tmp") else None

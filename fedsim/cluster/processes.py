@@ -1,6 +1,6 @@
-"""Child processes that are servers: started apart, watched, and ended with all they started.
+"""Processes: children that are servers, started apart, watched, and ended with all they started.
 
-A process id alone says little, because ids are used again; with the moment it began it is one
+A process id alone says little, because ids are used again; with the moment it began, it names one
 process and no other.
 """
 
@@ -33,14 +33,14 @@ class Child:
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Child:
-        """One that was written down."""
+        """A child that was written down."""
         moment = told["began"]
         return cls(int(told["pid"]), None if moment is None else float(moment))
 
     @property
     def lives(self) -> bool:
         now = began(self.pid)
-        # A clock that is set right moves the moment by as much.
+        # Setting the system clock right shifts the moment a little.
         return now is not None and self.began is not None and abs(now - self.began) < 5
 
 
@@ -73,7 +73,7 @@ def end(child: Child, seconds: float = 15) -> None:
     family = family.union(*(descendants(one.pid) for one in family if one.lives))
     signal_group(child.pid, signal.SIGKILL)  # what it left in its group
     for one in family:
-        if one.lives:  # else the number is another's by now
+        if one.lives:  # otherwise its id may be another's by now
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
 
@@ -86,10 +86,10 @@ def signal_group(pid: int, number: int) -> None:
 def descendants(pid: int) -> set[Child]:
     """Every living process under one."""
     try:
-        found = psutil.Process(pid).children(recursive=True)
+        processes = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return set()
-    return {Child(one.pid, began(one.pid)) for one in found}
+    return {Child(one.pid, began(one.pid)) for one in processes}
 
 
 def began(pid: int) -> float | None:

@@ -1,4 +1,4 @@
-"""A Ray to work on: one of this process's own, or a cluster that is there already."""
+"""Session: a Ray to work on, one of this process's own or a cluster that is up already."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from fedsim.core.errors import RunError
 from fedsim.core.spec import EngineSpec
 
 
-def _address(told: str) -> str:
+def _address(given: str) -> str:
     """Where a spec's cluster is; `auto` is the one that `fedsim cluster up` started here."""
-    if told != "auto":
-        return told
+    if given != "auto":
+        return given
     cluster = read(state_file())
     if cluster is not None and running(cluster):
         return cluster.address
-    # Ray's own search would try for minutes what some Ray once left in a file.
+    # Ray's own search would try for minutes an address that some Ray once left in a file.
     raise RunError("no cluster is up here; start one with `fedsim cluster up`, or give host:port")
 
 
 def _settings(address: str | None) -> dict[str, str]:
-    """By what Ray lets us in; fails at once where nobody listens: Ray would try for minutes."""
+    """The environment in which Ray lets us in; fails at once where Ray would try for minutes."""
     if address is None:
         return authentication.settings()
     _knock(address)
@@ -43,7 +43,7 @@ def _settings(address: str | None) -> dict[str, str]:
 
 
 def _knock(address: str) -> None:
-    """Somebody is there."""
+    """Raise where nobody listens."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise RunError("an address is host:port")
@@ -51,7 +51,7 @@ def _knock(address: str) -> None:
 
 
 def refuse_silence(engine: EngineSpec) -> None:
-    """A cluster that does not answer is told of at once, before anything slow is done."""
+    """Raise for a cluster that does not answer, before anything slow is done."""
     if engine.kind == "ray" and engine.address:
         with _told(engine):
             _knock(_address(engine.address))
@@ -75,9 +75,9 @@ def worker_gpus(engine: EngineSpec) -> float:
 
 
 def _refuse_other_versions() -> None:
-    """One fedsim on every node: another one would read jobs and specs otherwise."""
+    """One fedsim on every node: another version would read jobs and specs differently."""
 
-    def installed() -> str:  # inside: sent by value, so that it needs no fedsim over there
+    def installed() -> str:  # nested, so that it is sent by value and needs no fedsim there
         from importlib import metadata
 
         try:
@@ -90,16 +90,16 @@ def _refuse_other_versions() -> None:
 
 
 def refuse_blind_clients(folder: Path) -> None:
-    """Every node that would run clients sees the run's folder: there they keep their truth."""
+    """Raise where a node with room for clients does not see the folder that keeps their truth."""
     with NamedTemporaryFile(dir=folder.absolute(), prefix=".seen-") as file:
         path = file.name
 
-        def seen() -> bool:
+        def visible() -> bool:
             import os
 
             return os.path.exists(path)
 
-        answers = _asked(seen, [node for node in ray.nodes() if node["Resources"].get("CPU")])
+        answers = _asked(visible, [node for node in ray.nodes() if node["Resources"].get("CPU")])
     for name, answer in answers:
         if not answer:
             raise RunError(
@@ -110,7 +110,7 @@ def refuse_blind_clients(folder: Path) -> None:
 
 def _asked(question: Callable[[], Any], nodes: list[dict[str, Any]]) -> list[tuple[str, Any]]:
     """What each of these nodes answers, with its name."""
-    asked = [
+    pending = [
         (
             node,
             ray.remote(question)
@@ -124,7 +124,7 @@ def _asked(question: Callable[[], Any], nodes: list[dict[str, Any]]) -> list[tup
         if node["Alive"]
     ]
     answers = []
-    for node, answer in asked:
+    for node, answer in pending:
         name = node["NodeManagerAddress"]
         try:
             answers.append((name, ray.get(answer, timeout=60)))
@@ -148,7 +148,7 @@ def refuse_version(theirs: str, where: str) -> None:
 
 
 def still_up(nodes: list[str], seconds: float = 15) -> list[str]:
-    """Those of the nodes that live; a node's death is known a little after its workers'."""
+    """The nodes that still live; a node's death is known a little later than its workers'."""
     end = time.monotonic() + seconds
     while True:
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -182,7 +182,7 @@ def ray_session(engine: EngineSpec) -> Iterator[None]:
 
 @contextmanager
 def _told(engine: EngineSpec) -> Iterator[None]:
-    """Whatever goes wrong with Ray, in one sentence."""
+    """Report whatever goes wrong with Ray in one sentence."""
     try:
         yield
     except Exception as error:
@@ -192,7 +192,7 @@ def _told(engine: EngineSpec) -> Iterator[None]:
 
 
 def _connect(address: str | None, engine: EngineSpec) -> None:
-    # The rank of a worker's threads decides nothing: one each, waiting without spinning.
+    # Processes begin with one thread each, which waits without spinning.
     environment = {
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -210,5 +210,5 @@ def _connect(address: str | None, engine: EngineSpec) -> None:
             "resources": {ATTACK_RESOURCE: engine.attack_workers},
             "include_dashboard": False,
         }
-    # Without an address it would join any cluster that this machine has.
+    # Without an address, Ray would join any cluster on this machine.
     ray.init(address=address or "local", **options)

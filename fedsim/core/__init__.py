@@ -1,4 +1,5 @@
-"""The vocabulary of the testbed: spec, model, learning, observation, knowledge, vault, metrics.
+"""The vocabulary of the testbed: spec, models, learning, wire, observation, knowledge, vault, run,
+files, metrics.
 
-Nothing here imports attacks, defenses, clients or the modules above it.
+Nothing here imports attacks, defenses, clients or the packages built on them.
 """

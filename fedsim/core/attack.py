@@ -1,4 +1,4 @@
-"""Attack: a View in, a Reconstruction out."""
+"""Attack: a View in, a Reconstruction out; Learner: an attack that learns from the traffic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASELINE = "prior_only"  # the attack that never sees the update
 
 
 class Progress(Protocol):
-    """Called by a long attack after a step: steps done, steps in all, the loss."""
+    """Called by a long attack after each step: steps done, steps in all, the loss."""
 
     def __call__(self, done: int, total: int, loss: float | None = None) -> None: ...
 
@@ -34,9 +34,9 @@ def no_progress(done: int, total: int, loss: float | None = None) -> None:
 class Reconstruction:
     """What an attack believes the client's batch was.
 
-    ``images`` (B, 3, H, W) in [0, 1], ``labels`` (B,) or None where it has no belief, ``loss``
-    its own measure of fit (never the truth's), ``trace`` that measure over time, ``film`` the first
-    images at a few of its steps, ``notes`` what a reader of the result must know.
+    ``images`` (B, 3, H, W) in [0, 1], ``labels`` (B,) or None where it has no belief, ``loss`` its
+    own measure of fit (which never uses the truth), ``trace`` that measure over time, ``film`` the
+    first images at a few of its steps, ``notes`` what a reader of the result must know.
     """
 
     images: Tensor
@@ -51,7 +51,7 @@ class Reconstruction:
 
     def save(self, path: Path) -> None:
         tensors = {"images": self.images.detach().cpu().float().contiguous()}
-        for step, frame in self.film.items():  # only looked at: a byte a number will do
+        for step, frame in self.film.items():  # for the eye only: a byte per number will do
             tensors[f"film.{step}"] = (frame.detach().cpu().clamp(0, 1) * 255).round().byte()
         if self.labels is not None:
             tensors["labels"] = self.labels.detach().cpu().long().contiguous()
@@ -72,9 +72,9 @@ class Reconstruction:
             about = _About.model_validate_json(metadata["about"])
             images, labels = tensors["images"], tensors.get("labels")
             if images.ndim != 4 or not images.is_floating_point():
-                raise DamagedError("its images are none.")
+                raise DamagedError("its images are not a batch of pictures.")
             if labels is not None and (labels.ndim != 1 or labels.dtype != torch.long):
-                raise DamagedError("its labels are none.")
+                raise DamagedError("its labels are not a list of classes.")
             film = _film(tensors)
         except (DamagedError, OSError, KeyError, ValidationError) as error:
             raise RunError(
@@ -85,13 +85,13 @@ class Reconstruction:
 
 
 def _film(tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    """The frames among a file's tensors, by step."""
+    """The frames of the film among a file's tensors, by step."""
     frames = {}
     for name, tensor in tensors.items():
         prefix, _, step = name.partition(".")
         if prefix == "film":
             if not step.isdecimal() or tensor.ndim != 4:
-                raise DamagedError("its film is none.")
+                raise DamagedError("its film is not made of pictures.")
             frames[int(step)] = tensor.float() / 255
     return dict(sorted(frames.items()))
 
@@ -111,7 +111,7 @@ class _About(BaseModel):
 class Attack(Protocol):
     """One file under ``attacks/``, or any dataclass with ``needs`` and ``reconstruct``.
 
-    The rest may be left out: `complete` then takes it from here.
+    The rest may be left out: `complete` then adds it from here.
     """
 
     @property
@@ -142,7 +142,7 @@ def complete(kind: type) -> None:
 
 @dataclass
 class Lesson:
-    """What became of one lesson of a learner: steps taken in all, losses, what it read."""
+    """The record of one lesson of a learner: steps taken so far, losses, what it read."""
 
     steps: int = 0
     losses: list[list[float]] = field(default_factory=list)
@@ -158,9 +158,9 @@ class Lesson:
 class Learner(Attack, Protocol):
     """An attack that learns from the traffic, a lesson after every observed round.
 
-    What it learned it keeps in ``memory``, a folder; the View of an attack shows it that folder.
-    A lesson that was cut short is given again, and goes on from what the folder holds. A picture
-    ``samples.png`` in it is shown in the report.
+    It keeps what it learned in the folder ``memory``, which the View shows it when it attacks. A
+    lesson that was cut short is given again, and goes on from what the folder holds. A picture
+    ``samples.png`` in the folder is shown in the report.
     """
 
     @property
@@ -185,11 +185,11 @@ class Learner(Attack, Protocol):
 
 
 def needs_of(attack: Attack) -> frozenset[str]:
-    """What an attack cannot do without; a learner cannot without the traffic."""
+    """What an attack cannot do without; for a learner, the traffic as well."""
     return attack.needs | ({"traffic"} if isinstance(attack, Learner) else frozenset())
 
 
 def reads_traffic(attack: Attack, granted: frozenset[str]) -> bool:
-    """Whether it reads other observations than the one it attacks: what is kept of the rounds
-    between, and what travels to its worker, depends on this alone."""
+    """Whether it reads observations other than the one it attacks: this alone decides what is kept
+    of the rounds between, and what travels to its worker."""
     return "traffic" in granted & (needs_of(attack) | attack.uses)

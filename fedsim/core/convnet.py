@@ -1,7 +1,7 @@
 """A small plain convolutional network, registered with timm as ``convnet``.
 
-No normalisation, no pooling, no skips: the network on which the gradient-inversion literature
-makes its first experiments, and the one whose layers can be inverted one by one (R-GAP).
+No normalisation, no pooling, no skips: the network on which the gradient-inversion literature makes
+its first experiments, and the one whose layers can be inverted one by one (R-GAP).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class ConvNet(nn.Sequential):
-    """Convolutions of ``channels`` with ``strides``, an activation after each, then one linear
-    head on all features."""
+    """Convolutions of ``channels`` with ``strides``, an activation after each, then one linear head
+    on all features."""
 
     def __init__(
         self,

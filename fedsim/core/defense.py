@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exposure:
-    """How often a federation uses a client's samples: what a privacy budget is counted from."""
+    """How often a federation uses a client's samples: what a privacy budget is computed from."""
 
     rate: float  # the share of its samples that a client uses in a step
     steps: int  # over all rounds it takes part in
@@ -34,7 +34,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Informed:
-    """An update as a server reads it that knows how the client defends itself."""
+    """An update as read by a server that knows how the client defends itself."""
 
     update: Update
     masked: bool = False  # zeros were not uploaded: they say nothing
@@ -48,12 +48,12 @@ class Defense:
     """
 
     def at_round(self, round_: int, client: int, cohort: Sequence[int]) -> Defense:
-        """The defense as one client uses it in one round (counted from 1) of a cohort: for
+        """The defense as one client of a cohort uses it in one round (counted from 1): for
         schedules, and for what clients do together."""
         return self
 
     def recall(self, kept_back: Mapping[str, Tensor]) -> Defense:
-        """The defense of a client that kept this back in the last round it took part in."""
+        """The defense of a client that kept this back in the last round in which it took part."""
         return self
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
@@ -61,8 +61,8 @@ class Defense:
         return model
 
     def choose(self, labels: np.ndarray, size: int, coin: np.random.Generator) -> np.ndarray | None:
-        """Which samples of its shard, by their labels, a client draws for a batch of ``size``;
-        None leaves it to chance."""
+        """Which samples of its shard, by their labels, a client draws for a batch of ``size``; None
+        leaves it to chance."""
         return None
 
     def protect_batch(
@@ -72,13 +72,13 @@ class Defense:
         return images, labels
 
     def penalty(self, model: nn.Module) -> Tensor | None:
-        """A term of the client's loss beside the classification."""
+        """A term of the client's loss beside that of the classification."""
         return None
 
     def batch_gradient(
         self, model: nn.Module, images: Tensor, labels: Tensor, rng: torch.Generator
     ) -> dict[str, Tensor] | None:
-        """The gradient of a batch (images normalised), by another way than one backward pass."""
+        """The gradient of a batch (images normalised), where it takes more than a backward pass."""
         return None
 
     def protect_gradient(
@@ -96,8 +96,8 @@ class Defense:
         return {}
 
     def encoded_bytes(self, update: Update) -> int | None:
-        """What the upload takes on a wire when it is written as this defense allows; None where
-        the defense changes nothing about that."""
+        """The bytes of the upload when it is encoded as this defense allows; None where the defense
+        changes nothing about that."""
         return None
 
     def budget(self, exposure: Exposure) -> Budget | None:
@@ -112,6 +112,6 @@ class Defense:
         return None
 
     def counter(self, seen: Informed, model: nn.Module) -> Informed:
-        """What an informed server does about this defense: with the update it saw, and with its
-        own copy of the model (prepared, loaded), which it may set up as the client's was."""
+        """What an informed server does about this defense, given the update it saw and its own copy
+        of the model (prepared, loaded), which it may set up as the client's was."""
         return seen

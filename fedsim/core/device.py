@@ -25,7 +25,7 @@ def resolve_device(name: str) -> torch.device:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Torch on ``count`` CPU threads: one number makes one result, wherever it runs."""
+    """Torch on ``count`` CPU threads: the same count gives the same result wherever it runs."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

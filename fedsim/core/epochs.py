@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 def epoch_rows(count: int, batch_size: int) -> list[range]:
-    """Of ``count`` samples in order, those of each step of one epoch; the last may be fewer."""
+    """Which of ``count`` samples each step of an epoch uses; the last step may use fewer."""
     return [range(at, min(at + batch_size, count)) for at in range(0, count, batch_size)]
 
 
 def steps_of_round(steps: int | None, epochs: int | None, samples: int, batch_size: int) -> int:
-    """The local steps of a client with ``samples``: as many as it is told, or whole epochs."""
+    """The local steps of a client with ``samples``: as many as are set, or whole epochs."""
     return epochs * len(epoch_rows(samples, batch_size)) if epochs else steps or 1
 
 
 def samples_of_epoch(num_examples: int, epochs: int) -> int:
-    """The samples that a client holds, from how many it says it learned from."""
+    """How many samples a client holds, from the number that it says it learned from."""
     return max(1, round(num_examples / epochs))

@@ -1,4 +1,4 @@
-"""The errors a user may meet: one sentence each, what is wrong, where, what to do."""
+"""Errors a user may meet: one sentence each, what is wrong, where, what to do."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RunError(FedsimError):
 
 
 class VaultError(RunError):
-    """The vault cannot be written or read: trouble of the testbed, never a client's failure."""
+    """The vault cannot be written or read: trouble of whoever keeps it, not of the training."""
 
 
 class DamagedError(FedsimError):

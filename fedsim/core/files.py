@@ -1,7 +1,6 @@
-"""Files: written whole or not at all, and known again when they are damaged.
+"""Files: written whole or not at all, and recognised when they are damaged.
 
-Tensors go with a seal, a hash of all that is in their file, so that damage is found when they are
-read back.
+Tensors carry a seal, a hash of everything in their file, so that damage is found on reading.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from fedsim.core.errors import DamagedError
 
-UNFINISHED = ".unfinished-write"  # how the name of a file ends that is being written
+UNFINISHED = ".unfinished-write"  # the suffix of a file while it is written
 _SEALED = "sealed"  # one entry for seal and metadata: several would be written in any order
 
 
@@ -76,7 +75,7 @@ def save_tensors(
         try:
             sealed = json.dumps([_seal(whole, about), about], sort_keys=True)
             save_file(whole, temporary, {_SEALED: sealed})
-        except SafetensorError as error:  # a full disk is to look like one
+        except SafetensorError as error:  # a full disk must look like one
             number = re.search(r"os error (\d+)", str(error))
             if number is None:
                 raise
@@ -86,7 +85,7 @@ def save_tensors(
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What `save_tensors` wrote, tensors and metadata; damage is an error.
 
-    A file of others, without a seal, is taken as it is.
+    A file without a seal, made by others, is taken as it is.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -98,7 +97,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             intact = seal == _seal(tensors, about)
     except FileNotFoundError:
         raise
-    except Exception as error:  # whatever a parser makes of bytes that mean nothing
+    except Exception as error:  # whatever a parser makes of meaningless bytes
         raise DamagedError(f"'{path}' is damaged ({type(error).__name__}).") from error
     if not intact:
         raise DamagedError(f"'{path}' is damaged: its seal is broken.")
@@ -106,7 +105,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """XXH3 of names and numbers: finds damage, which is all it is for, at memory speed."""
+    """XXH3 of names and numbers, at memory speed: it finds damage, and is for nothing else."""
     total = xxhash.xxh3_64()
     for name in sorted(tensors):
         total.update(name.encode())
@@ -116,7 +115,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Of everything in a file: types and shapes and metadata beside the numbers."""
+    """A hash of everything in a file: types, shapes and metadata beside the numbers."""
     forms = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()}
     rest = json.dumps([forms, dict(metadata)], sort_keys=True)
     return checksum(tensors) + xxhash.xxh3_64_hexdigest(rest.encode())

@@ -1,7 +1,7 @@
 """Knowledge: what a threat model grants, and the View through which an attack reads it.
 
-A View holds only what is granted. Reading anything else raises `NotGranted`, and every read
-is recorded in the ledger, so that a report can say what a result rests on.
+A View holds only what is granted. Reading anything else raises `NotGranted`, and every read is
+recorded in the ledger, so that a report can say what a result rests on.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ FIELDS: dict[str, str] = {
     "oracle_labels": "the true labels of the private batch",
 }
 
-# Where the View gives a field out. What has no reader is in no attack's reach yet: nothing grants
-# it, and a threat model that consists in it is refused.
+# The member of the View that gives out each field. A field without a reader is out of every
+# attack's reach: nothing grants it, and a threat model that acts by it is refused.
 READERS: dict[str, str] = {
     "update": "update",
     "weights": "weights",
@@ -80,7 +80,7 @@ class Threat:
 
     @property
     def lacking(self) -> frozenset[str]:
-        """What an active server would do under it and this testbed does not do yet."""
+        """What an active server would do under it that this testbed does not do yet."""
         return (self.grants & ACTIVE) - READERS.keys()
 
 
@@ -121,7 +121,7 @@ def granted_by(threat: ThreatSpec) -> frozenset[str]:
 
 
 def refuse_unplayed(threat: ThreatSpec) -> None:
-    """Raise for a threat model that no attack can play: its audit would be one of another."""
+    """Raise for a threat model that no attack can play: its audit would be that of another one."""
     chosen = THREATS[threat.model]
     if chosen.lacking:
         deed = FIELDS[max(chosen.lacking)]
@@ -158,8 +158,8 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Announced:
-    """What the federation agreed on: its model, without weights, and how somebody who knows the
-    declared defenses reads an update."""
+    """What the federation agreed on: its model, without weights, and how an update is read by
+    somebody who knows the declared defenses."""
 
     model: ModelFactory
     counter: Callable[[nn.Module], Informed] | None = None
@@ -167,7 +167,7 @@ class Announced:
 
 @dataclass(frozen=True)
 class Assets:
-    """What an attacker owns beside the observation; None where it has no such thing."""
+    """What an attacker owns beside the observation; None for what it does not own."""
 
     surrogate: Tensor | None = None
     prior: Callable[[], PriorModel] | None = None
@@ -176,7 +176,7 @@ class Assets:
 
 @dataclass(frozen=True)
 class Secrets:
-    """What of the truth itself a threat model grants on one observation."""
+    """What a threat model grants of the truth itself, for one observation."""
 
     labels: Tensor | None = None
     statistics: Statistics | None = None
@@ -184,8 +184,8 @@ class Secrets:
 
 @dataclass(frozen=True)
 class Desk:
-    """Where one attack works: its coin, the ledger of what it read, the notebook of what it worked
-    out itself, the memory of what it learned. None of it is knowledge."""
+    """Where one attack works: the seed of its coin, the ledger of what it read, the notebook of
+    what it worked out itself, the memory of what it learned. None of it is knowledge."""
 
     seed: int = 0
     ledger: list[str] = field(default_factory=list)
@@ -239,30 +239,30 @@ class View:
 
     @property
     def notebook(self) -> Notebook | None:
-        """Where an attack keeps what it worked out itself, of this observation."""
+        """Where an attack keeps what it worked out itself from this observation."""
         return self._desk.notebook
 
     @property
     def granted(self) -> frozenset[str]:
-        """What the threat model grants; asking is no reading."""
+        """What the threat model grants; asking does not count as reading."""
         return self._granted
 
     @property
     def memory(self) -> Path | None:
-        """Where an attack keeps what it learned; it learned from the traffic, so this reads it."""
+        """Where an attack keeps what it learned from the traffic: this counts as reading that."""
         if self._desk.memory is not None:
             self._field("traffic")
         return self._desk.memory
 
     def grants(self, field: str) -> bool:
-        """Whether ``field`` may be read and is there; asking is no reading."""
+        """Whether ``field`` may be read and is there; asking does not count as reading."""
         return field in self._known
 
     def coin(self, purpose: str = "") -> torch.Generator:
-        """The attacker's own coin, one for each purpose: the same for the same observation,
-        attack and trial."""
-        own = seed_from(purpose) if purpose else 0
-        return torch.Generator().manual_seed(self._desk.seed ^ own)
+        """The attacker's own coin, one for each purpose: the same for the same observation, attack
+        and trial."""
+        salt = seed_from(purpose) if purpose else 0
+        return torch.Generator().manual_seed(self._desk.seed ^ salt)
 
     @property
     def update(self) -> Update:
@@ -303,8 +303,8 @@ class View:
         return value
 
     def informed(self, model: nn.Module) -> Informed:
-        """The update as somebody reads it who knows the declared defenses; without that
-        knowledge, as it is. ``model`` is set up as the client's was, as far as this shows."""
+        """The update as read by somebody who knows the declared defenses; without that knowledge,
+        as it is. ``model`` is set up as the client's was, as far as the defenses tell."""
         if not self.grants("defenses") or not self.defenses or self._counter is None:
             return Informed(self.update)
         self._field("update")
@@ -373,7 +373,7 @@ _attacking: ContextVar[bool] = ContextVar("attacking", default=False)
 
 @contextmanager
 def sealed() -> Iterator[None]:
-    """While an attack runs, the vault does not open, whoever asks."""
+    """While an attack runs in this thread, the vault does not open in it, whoever asks."""
     token = _attacking.set(True)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Local learning: the one function that turns batches into an update.
+"""Learning: how a client's batches become an update.
 
-Clients call it to train and attackers call it to simulate a client. That both use the same
-code is what makes the canary possible: the true batch, replayed, must give the update seen.
+Clients train by `learn`; the canary and the linter replay a client by the same code. So the true
+batch, replayed, must give the update that was observed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Protocol:
         )
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Images in [0, 1] to what the model eats."""
+        """Images in [0, 1] as the model takes them."""
         return (images - _channels(self.mean, images)) / _channels(self.std, images)
 
 
@@ -70,8 +70,8 @@ def _channels(colour: Sequence[float], like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Update:
-    """What a client uploads: a gradient or a weight delta by parameter name, BN buffers
-    where the protocol shares them, and how many examples stand behind it."""
+    """What a client uploads: a gradient or a weight delta by parameter name, BN buffers where the
+    protocol shares them, and how many examples stand behind it."""
 
     kind: Upload
     tensors: dict[str, Tensor]
@@ -106,11 +106,11 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 @dataclass
 class Trail:
-    """What each defense changed, as digests of the payload before and after it, and what it
-    keeps back for the next round."""
+    """What each defense changed, as digests of the payload before and after it, and what it keeps
+    back for the next round."""
 
     entries: list[dict[str, str]] = field(default_factory=list)
-    kept_back: dict[str, Tensor] = field(default_factory=dict)  # for the client's next round
+    kept_back: dict[str, Tensor] = field(default_factory=dict)
 
     def note(
         self,
@@ -148,10 +148,10 @@ def learn(
     seed: int = 0,
     trail: Trail | None = None,
 ) -> Update:
-    """Train ``model`` in place, one step a batch, and return the update.
+    """Train ``model`` in place, one step per batch, and return the update.
 
-    ``rng`` is the client's secret, for its defenses; ``seed`` is that of the training itself
-    (dropout). A gradient upload takes exactly one batch.
+    ``rng`` is the client's secret, for its defenses; ``seed`` is that of the training itself, for
+    dropout. A gradient upload takes exactly one batch.
     """
     rng = rng or torch.Generator().manual_seed(0)
     trail = trail or Trail()
@@ -172,11 +172,11 @@ def learn(
                 images, labels = defense.protect_batch(images, labels, model, rng)
                 if step == 0:
                     trail.note(defense, "batch", _payload(*shown), _payload(images, labels))
-            eaten = protocol.normalise(images)
-            loss = F.cross_entropy(model(eaten), labels)
+            normalised = protocol.normalise(images)
+            loss = F.cross_entropy(model(normalised), labels)
             gradient = _gradient(_whole(loss, model, defenses), trained)
             for defense in defenses:
-                other = defense.batch_gradient(model, eaten, labels, rng)
+                other = defense.batch_gradient(model, normalised, labels, rng)
                 if other is not None:
                     trail.note(defense, "gradient", gradient, other)
                     gradient = other
@@ -217,22 +217,22 @@ def kept_by(defense: Defense) -> str:
 
 
 def recall(defenses: Iterable[Defense], state: Mapping[str, Tensor]) -> list[Defense]:
-    """The defenses of a client with this state of its own."""
+    """The defenses of a client that kept this state."""
     recalled = []
     for defense in defenses:
         prefix = kept_by(defense)
-        own = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
-        recalled.append(defense.recall(own))
+        kept_back = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+        recalled.append(defense.recall(kept_back))
     return recalled
 
 
 def batchnorm_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Running statistics of every BatchNorm layer, by state-dict name."""
-    found = {}
+    buffers = {}
     for name in batchnorm_names(model):
         for key, value in model.get_submodule(name).named_buffers():
-            found[f"{name}.{key}"] = value.detach().clone()
-    return found
+            buffers[f"{name}.{key}"] = value.detach().clone()
+    return buffers
 
 
 def _whole(loss: Tensor, model: nn.Module, defenses: Sequence[Defense]) -> Tensor:

@@ -1,7 +1,7 @@
-"""Models: any timm classifier by name, and the one place that knows where its parts are.
+"""Models: any timm classifier by name, and where its parts are.
 
-Parts are found by type and by name, never by position, so that an attack can speak of "the
-patch projection" or "the head" on every Vision Transformer and ResNet that timm builds.
+Parts are found by type and by name, so that an attack can speak of "the patch projection" or "the
+head" on every Vision Transformer and ResNet that timm builds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLAIN_FIRST_BLOCK = "plain_first_block"  # an option of ours, beside timm's
 
 
 def build_architecture(spec: ModelSpec, *, image_size: int, num_classes: int) -> nn.Module:
-    """The model without its weights, for whoever is going to load them from a message."""
+    """The model without its weights, for whoever loads them from a message."""
     bare = spec.model_copy(update={"pretrained": False, "checkpoint": None})
     return build_model(bare, image_size=image_size, num_classes=num_classes, seed=0)
 
@@ -57,8 +57,8 @@ def build_model(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int
 
 
 class PlainBlock(nn.Module):
-    """Attention, norm and MLP one after the other, without norm before and without skips: the
-    first block of APRIL's Architecture A. It takes over a timm block's own parts."""
+    """Attention, norm and MLP one after the other, without norm before and without skips: the first
+    block of APRIL's Architecture A. It takes over a timm block's own parts."""
 
     attn: nn.Module
     norm2: nn.Module
@@ -89,7 +89,7 @@ def use_plain_first_block(model: nn.Module) -> None:
 
 
 def _create(spec: ModelSpec, options: dict[str, Any]) -> nn.Module:
-    # Both report a failed download in their logs before raising; ours is the one message.
+    # Both libraries log a failed download before raising; our error is to be the only message.
     for library in ("timm", "huggingface_hub"):
         logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
@@ -131,13 +131,13 @@ def load_checkpoint(model: nn.Module, path: Path) -> list[str]:
     for wrapper in ("state_dict", "model", "model_state_dict"):
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
             state = state[wrapper]
-    own = model.state_dict()
+    expected = model.state_dict()
     head = head_names(model)
-    left_out = [n for n in head if n in state and state[n].shape != own[n].shape]
+    left_out = [n for n in head if n in state and state[n].shape != expected[n].shape]
     state = {name: tensor for name, tensor in state.items() if name not in left_out}
-    wrong = [n for n in state if n in own and state[n].shape != own[n].shape]
-    missing = [n for n in own if n not in state and n not in head]
-    unknown = [n for n in state if n not in own]
+    wrong = [n for n in state if n in expected and state[n].shape != expected[n].shape]
+    missing = [n for n in expected if n not in state and n not in head]
+    unknown = [n for n in state if n not in expected]
     for problem, names in (("shapes differ", wrong), ("missing", missing), ("unknown", unknown)):
         if names:
             raise ModelError(
@@ -166,7 +166,7 @@ class VitParts:
     grid: tuple[int, int]  # patches down, patches across
     patch_size: tuple[int, int]
     prefix_tokens: int  # rows of the position embedding that belong to no patch
-    unknown: str | None = None  # one embedding that stands at places whose position is hidden
+    unknown: str | None = None  # the embedding used where a position is hidden
 
     @property
     def tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Notebook: where an attack keeps what it must not lose, between steps and after a crash."""
+"""Notebook: what an attack writes down while it works, to go on from after a crash."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Page = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 class Notebook:
-    """One page of tensors and JSON, replaced as a whole; `page` gives others beside it."""
+    """One page of tensors and JSON, replaced as a whole; `page` opens others beside it."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.damaged = False  # whether a page was there that could not be read
+        self.damaged = False  # whether there was a page that could not be read
 
     def page(self, name: str) -> Notebook:
         """Another page, for another stage of the work."""
         return Notebook(self.path.with_suffix(f".{name}{self.path.suffix}"))
 
     def save(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_tensors(self.path, kept, {"about": json.dumps(dict(about))})
+        page = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_tensors(self.path, page, {"about": json.dumps(dict(about))})
 
     def load(self) -> Page | None:
         """The page, or None where there is none or it is damaged: the work then starts afresh."""
@@ -54,12 +54,12 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Give an optimiser the state that `optimizer_tensors` took down."""
+    """Give an optimiser the state that `optimizer_tensors` wrote down."""
     states: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("adam."):
             _, number, key = name.split(".")
             states.setdefault(int(number), {})[key] = value
-    own = optimizer.state_dict()
-    own["state"] = states
-    optimizer.load_state_dict(own)
+    content = optimizer.state_dict()
+    content["state"] = states
+    optimizer.load_state_dict(content)

@@ -1,8 +1,8 @@
 """Observation: one client, one round, as the server saw it. Never a private pixel or label.
 
-On disk, under ``observations/round-0001/``: ``weights.safetensors`` (what was sent, once for
-the round), ``client-0003.safetensors`` (what came back) and ``client-0003.json`` (what the
-protocol makes public, with checksums; written last, so it says that the rest is there).
+On disk, under ``observations/round-0001/``: ``weights.safetensors`` (what was sent, once for the
+round), ``client-0003.safetensors`` (what came back) and ``client-0003.json`` (what the protocol
+makes public, with checksums; written last, so it says that the rest is there).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Observation:
     weights: dict[str, Tensor]  # the state dict sent: parameters and buffers
     update: Update
     public: Public
-    checksum: str = ""  # of what came back; a result says by it what it was made from
+    checksum: str = ""  # of what came back; a result names by it what it was made from
 
     @property
     def name(self) -> str:
@@ -123,7 +123,7 @@ def read_observation(path: Path) -> Observation:
 
 
 def read_update(path: Path) -> Update:
-    """What came back alone, without what was sent; damage is an error."""
+    """Only what came back, without what was sent; damage is an error."""
     about, _, tensors = _read(path)
     return _update(about, tensors)
 
@@ -139,7 +139,7 @@ def _update(about: _About, tensors: Mapping[str, Tensor]) -> Update:
 
 
 def check_observation(path: Path) -> None:
-    """Raise where an observation is missing or damaged, the weights it shares left aside."""
+    """Raise where an observation is missing or damaged; the weights it shares are not checked."""
     _read(path)
 
 

@@ -1,7 +1,6 @@
 """Phase correlation: the shift between two pictures, from their Fourier transforms in closed form.
 
-Apart from the metrics, because attacks register their seeds by it as well, in workers that score
-nothing.
+Apart from the metrics, because attacks register their seeds by it too, in workers without scoring.
 """
 
 from __future__ import annotations

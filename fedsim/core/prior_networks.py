@@ -1,7 +1,7 @@
 """Prior networks: CNNs of natural images whose BatchNorm statistics an attacker may own.
 
-`efficientnet_lite0` comes inside a registry package (ImageNet weights, 17 MB), so it works
-without a hub; any other name is timm's, from the hub or from a checkpoint.
+`efficientnet_lite0` comes in a package of the package registry (ImageNet weights, 17 MB), so it
+works without a hub; any other name is timm's, from the hub or from a checkpoint.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def load_prior(spec: PriorSpec) -> PriorModel:
 
 def _packaged() -> nn.Module:
     """The package's weights on timm's model: same layers in the same order, other names."""
-    found = find_spec(_PACKAGE)
-    if found is None or found.origin is None:
+    package = find_spec(_PACKAGE)
+    if package is None or package.origin is None:
         raise ModelError(f"the prior network needs the package {_PACKAGE}; install it with pip.")
-    files = sorted((Path(found.origin).parent / "models").glob("*.pth"))
+    files = sorted((Path(package.origin).parent / "models").glob("*.pth"))
     if not files:
         raise ModelError(f"the package {_PACKAGE} holds no weights; install it again.")
     state = torch.load(files[0], map_location="cpu", weights_only=True)
     model = timm.create_model(_MODEL, pretrained=False)
-    own = model.state_dict()
+    expected = model.state_dict()
     shapes = [tuple(t.shape) for t in state.values()]
-    if [tuple(t.shape) for t in own.values()] != shapes:
+    if [tuple(t.shape) for t in expected.values()] != shapes:
         raise ModelError(f"the weights of {_PACKAGE} do not fit timm's {_MODEL}.")
-    model.load_state_dict(dict(zip(own, state.values(), strict=True)))
+    model.load_state_dict(dict(zip(expected, state.values(), strict=True)))
     return model
 
 

@@ -1,4 +1,4 @@
-"""Names to classes: a registry entry or an import path ``package.module:Class``.
+"""Registry: what a name stands for, an entry of a table or an import path ``package.module:Class``.
 
 An attack or a defense is a dataclass of its own parameters, so its fields are its whole
 configuration; they are checked here, once, with errors that name the nearest right word.
@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsim.core.errors import SpecError, did_you_mean
 
-ONCE_AT_THE_TOP = ("attacks", "defenses", "clients")  # import names of ours in older specs
+ONCE_AT_THE_TOP = ("attacks", "defenses", "clients")  # as older specs import them
 
 
 def find(kind: str, table: Mapping[str, str], name: str) -> Any:
@@ -32,14 +32,14 @@ def find(kind: str, table: Mapping[str, str], name: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         return getattr(_imported(module_name), attribute)
-    except Exception as error:  # a module of an author's may fail in any way
+    except Exception as error:  # an author's module may fail in any way
         raise SpecError(
             f"the {kind} '{name}' cannot be imported: {type(error).__name__}: {error}."
         ) from error
 
 
 def _imported(name: str) -> ModuleType:
-    """The module of this name; where there is none, ours that had it before it was in `fedsim`."""
+    """The module of this name, or the one in `fedsim` that had it in an older version."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -51,10 +51,10 @@ def _imported(name: str) -> ModuleType:
 
 def resolve(kind: str, table: Mapping[str, str], name: str) -> type:
     """The class behind ``name``, a dataclass of its parameters."""
-    found = find(kind, table, name)
-    if not dataclasses.is_dataclass(found) or not isinstance(found, type):
+    cls = find(kind, table, name)
+    if not dataclasses.is_dataclass(cls) or not isinstance(cls, type):
         raise SpecError(f"the {kind} '{name}' must be a dataclass of its parameters.")
-    return found
+    return cls
 
 
 def build(kind: str, table: Mapping[str, str], name: str, params: Mapping[str, Any]) -> Any:

@@ -24,14 +24,14 @@ Colour = tuple[float, float, float]
 
 
 class Upload(StrEnum):
-    """What a client uploads. Whoever treats them apart covers every one (`assert_never`)."""
+    """What a client uploads. Code that tells the kinds apart covers every one (`assert_never`)."""
 
     GRADIENT = "gradient"  # of one batch
     DELTA = "delta"  # how the weights changed over the local steps
 
     @property
     def sign(self) -> float:
-        """Of what is uploaded beside the gradient behind it: a descent step goes against it."""
+        """Of the upload relative to the gradient behind it: a descent step goes against that."""
         match self:
             case Upload.GRADIENT:
                 return 1.0
@@ -132,7 +132,7 @@ class Component(BaseModel):
 
 
 class SurrogateSpec(_Section):
-    """Data of the attacker's own (threat D and G): never the clients' shards."""
+    """Data of the attacker's own (threat D, E and G): never the clients' shards."""
 
     name: str = "imagefolder"
     path: str | None = None
@@ -146,8 +146,8 @@ class PriorSpec(_Section):
 
 
 class GeneratorSpec(_Section):
-    """A trained generator of the attacker's own (threat D, E and G): a file that `fedsim
-    generator train` or GIML wrote, or any module by import path with its safetensors file."""
+    """A trained generator of the attacker's own (threat D, E and G): a file that `fedsim generator
+    train` or GIML wrote, or any module by import path with its safetensors file."""
 
     checkpoint: str
     name: str | None = None  # null: as the file says; or package.module:Class
@@ -284,7 +284,7 @@ def read_content(
 
 
 def _absolute(spec: Spec) -> Spec:
-    """Paths are meant from here, but read by other processes and by later runs."""
+    """Paths are given relative to this process, but read by other processes and by later runs."""
 
     def fixed(path: str | None) -> str | None:
         return path and str(Path(os.path.expanduser(path)).absolute())
@@ -348,7 +348,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
 
 
 def read_value(key: str, text: str) -> Any:
-    """What stands behind ``key=`` on a command line: YAML."""
+    """What follows ``key=`` on a command line, read as YAML."""
     try:
         return yaml.safe_load(text)
     except Exception as error:  # the parser has more ways to fail than errors of its own
@@ -392,8 +392,8 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
         return annotation
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is not None:
         for inner in typing.get_args(annotation):
-            if (found := _section_of(inner)) is not None:
-                return found
+            if (section := _section_of(inner)) is not None:
+                return section
     return None
 
 

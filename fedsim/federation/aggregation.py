@@ -42,7 +42,7 @@ def create_strategy(spec: Spec) -> Strategy:
 
 
 def masking(spec: Spec) -> Defense | None:
-    """The defense under which the server reads the sum of a cohort alone, if there is one."""
+    """The defense under which the server can read only the sum of a cohort, if there is one."""
     defenses = declared(spec.defenses)
     mask = hiding(defenses)
     if mask is not None and defenses[-1] is not mask:
@@ -67,13 +67,13 @@ class CohortSum:
         self.replies: list[Reply] = []
 
     def add(self, reply: Reply) -> None:
-        """Count an upload in; its own numbers are not held."""
+        """Add an upload to the sum; its own numbers are not kept."""
         for name, tensor in reply.update.tensors.items():
             self.total[name] = self.total[name] + tensor if name in self.total else tensor.clone()
         self.replies.append(reply._replace(update=replace(reply.update, tensors={})))
 
     def revealed(self, round_: int, cohort: Sequence[int]) -> Iterator[Reply]:
-        """The mean update of those who stayed as everybody's reply: what their sum makes of it."""
+        """The mean update of those who stayed, as the reply of each: all that their sum tells."""
         if not self.replies:
             return
         stayed = sorted(reply.client for reply in self.replies)

@@ -1,7 +1,7 @@
 """Checkpoint: how far a run got, in one file: its rounds, its model, its strategy's memory.
 
 FedAdam, FedYogi and FedAdagrad keep moments by parameter, FedAvgM a list of them. What a strategy
-last sent is not counted: it is given that again.
+last sent is left out: it is given that again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_checkpoint(run: Run) -> Checkpoint:
         tensors, metadata = read_tensors(run.checkpoint)
         rows = _ROWS.validate_json(metadata["rounds"])
         if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
-            raise DamagedError("its rounds are not counted.")
+            raise DamagedError("its rounds are not numbered from 1.")
     except (DamagedError, KeyError, ValidationError) as error:
         raise RunError(
             f"'{run.checkpoint}' is damaged ({type(error).__name__}); go on with `fedsim audit "
@@ -65,16 +65,16 @@ def write_rounds(run: Run, rows: list[dict[str, Any]]) -> None:
 
 
 def held_by(strategy: Strategy) -> dict[str, Tensor]:
-    """Every array a strategy holds, by attribute and by its place in there."""
-    found = {}
+    """Every array a strategy holds, by attribute and by its place in the attribute."""
+    arrays = {}
     for attribute, value in vars(strategy).items():
         for place, array in _arrays(value) if attribute != _SENT else []:
-            found[f"{attribute}/{place}"] = torch.tensor(np.asarray(array))
-    return found
+            arrays[f"{attribute}/{place}"] = torch.tensor(np.asarray(array))
+    return arrays
 
 
 def restore(strategy: Strategy, remembered: Mapping[str, Tensor]) -> None:
-    """Give a strategy back what `held_by` took down."""
+    """Give a strategy back what `held_by` collected."""
     groups: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in remembered.items():
         attribute, _, place = name.partition("/")
@@ -98,7 +98,7 @@ def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, T
 
 
 def _arrays(value: Any) -> list[tuple[str, Any]]:
-    """The arrays of a mapping or a list of them, none of anything else."""
+    """The arrays of a mapping or a list of arrays; of anything else, none."""
     if isinstance(value, dict):
         items = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, list):

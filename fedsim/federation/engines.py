@@ -55,7 +55,7 @@ def _simulate(spec: Spec, app: ClientApp, main: ServerMain, stop: threading.Even
 
     @server.main()
     def serve(grid: Grid, context: Context) -> None:
-        # Kept aside: the runtime would print a traceback of an error meant for the user.
+        # Set aside: the runtime would print a traceback of an error meant for the user.
         try:
             main(grid)
         except BaseException as error:

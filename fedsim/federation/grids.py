@@ -1,4 +1,4 @@
-"""Grids: how the server reaches its clients. Flower's own, wrapped; or none, in this process."""
+"""Grids: how the server reaches its clients. Flower's own, wrapped, or one in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedsim.core import wire
 from fedsim.core.errors import RunError
 
-DEATHS, RESTART_SECONDS = 60, 1.0  # how often a client is asked whose process is not there
+DEATHS, RESTART_SECONDS = 60, 1.0  # how often a dead client is asked, how far apart
 
 
 class _GridProxy(Grid):
@@ -53,7 +53,7 @@ class _GridProxy(Grid):
 
 
 class Cohort(_GridProxy):
-    """A grid on which only the clients of this round are to be seen."""
+    """A grid that shows only the clients of this round."""
 
     def __init__(self, grid: Grid, nodes: list[int]):
         super().__init__(grid)
@@ -66,8 +66,8 @@ class Cohort(_GridProxy):
 class StreamingGrid(_GridProxy):
     """A grid whose replies come one by one, as they arrive, instead of all at the end.
 
-    A client whose process died is asked again once Ray has started another; ``revived`` is told
-    when it answers. One whose own code failed has answered.
+    A client whose process died is asked again once Ray has started another; ``revived`` is called
+    when it answers. A client whose own code failed has answered.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class StreamingGrid(_GridProxy):
             arrived, dead = False, list[Message]()
             for reply in self.pull_messages(list(waiting)):
                 arrived = True
-                asked = waiting.pop(reply.metadata.reply_to_message_id)
+                question = waiting.pop(reply.metadata.reply_to_message_id)
                 node = reply.metadata.src_node_id
                 if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN:
                     deaths.setdefault(node, []).append(reason_of(reply.error.reason))
                     if len(deaths[node]) < DEATHS:
-                        dead.append(asked)
+                        dead.append(question)
                         continue
                 elif node in deaths:
                     self.revived(node, deaths[node][0])
@@ -122,8 +122,8 @@ def _once_more(message: Message) -> Message:
 class InlineGrid(Grid):
     """A grid that runs each client in this process, when its reply is asked for.
 
-    For tests and breakpoints. Flower offers no public way to do this: the identity of the task
-    and the message ids, which its runtime sets, are set here under their private names.
+    For tests and breakpoints. Flower offers no public way to do this: the identity of the task and
+    the message ids, which its runtime sets, are set here under their private names.
     """
 
     def __init__(self, app: ClientApp, clients: int):
@@ -177,7 +177,7 @@ class InlineGrid(Grid):
         context = self.contexts[message.metadata.dst_node_id]
         try:
             return self.app(message, context)
-        except Exception as error:  # as a client's error is to the server: a reply
+        except Exception as error:  # to the server, a client's error is a reply
             reason = f"{type(error).__name__}: {error}"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
@@ -192,28 +192,29 @@ def identify(grid: Grid, clients: int, timeout: float) -> dict[int, int]:
     questions = [
         Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
     ]
-    found: dict[int, int] = {}
+    client_of_node: dict[int, int] = {}
     for reply in grid.send_and_receive(questions, timeout=timeout):
         if reply.has_error():
             raise RunError(f"a client cannot start: {reason_of(reply.error.reason)}")
-        found[reply.metadata.src_node_id] = wire.introduced(reply.content)
-    _check_partitions(sorted(found.values()), clients)
-    return found
+        client_of_node[reply.metadata.src_node_id] = wire.introduced(reply.content)
+    _check_partitions(sorted(client_of_node.values()), clients)
+    return client_of_node
 
 
-def _check_partitions(said: list[int], clients: int) -> None:
-    """Every client once: who is twice here would be attacked as two."""
-    for one in said:
+def _check_partitions(partitions: list[int], clients: int) -> None:
+    """Every client once: one that is here twice would be attacked as two."""
+    for one in partitions:
         if not 0 <= one < clients:
             raise RunError(
                 f"a node says it is client {one}, and there are clients 0 to {clients - 1} only; "
                 f"correct its partition-id."
             )
-        if said.count(one) > 1:
+        if partitions.count(one) > 1:
             raise RunError(f"two nodes say they are client {one}; correct one's partition-id.")
-    if said != list(range(clients)):
+    if partitions != list(range(clients)):
         raise RunError(
-            f"the nodes say they are clients {said}; expected each of 0 to {clients - 1} once."
+            f"the nodes say they are clients {partitions}; expected each of 0 to {clients - 1} "
+            f"once."
         )
 
 

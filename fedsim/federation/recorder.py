@@ -1,6 +1,6 @@
 """Recorder: writes what the server sees to disk, in a thread of its own, while rounds go on.
 
-One thread and one queue, so that what is on disk is always a beginning of what happened.
+One thread and one queue: what is on disk is always the beginning of what happened, without gaps.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ class Recorder:
         self._writer = ThreadPoolExecutor(1, "recorder", initializer=_stand_back)
         self._room = threading.Semaphore(AHEAD)
         self._pending: list[Future[None]] = []
-        self._held = 0
+        self._held_bytes = 0
         self._broken = False
 
     def begin(self, round_: int, weights: dict[str, Tensor]) -> None:
         """A round starts: these weights are sent."""
-        self._held = 0
+        self._held_bytes = 0
         if round_ in self.rounds:
             self._submit(write_weights, self.run.observations, round_, weights)
 
     def keep(
         self, round_: int, client: int, update: Update, then: Callable[[], None]
     ) -> Update | Path:
-        """One reply: on its way to disk where it is to stay; returns where to aggregate it from.
+        """Take one reply, write it where it must stay; returns where to aggregate it from.
 
-        ``then`` is called when its observation is whole.
+        ``then`` is called when its observation is on disk.
         """
-        self._held += (size := update.nbytes())
-        fits = self._held <= max(HELD_BYTES, size)
-        kept = round_ in self.rounds
-        root = self.run.observations if kept else self.run.spool
-        if kept or not fits:
+        self._held_bytes += (size := update.nbytes())
+        fits = self._held_bytes <= max(HELD_BYTES, size)
+        observed = round_ in self.rounds
+        root = self.run.observations if observed else self.run.spool
+        if observed or not fits:
 
             def write() -> None:
                 write_observation(root, round_, client, update, self.public)
-                if kept:
+                if observed:
                     then()
 
             self._submit(write)

@@ -20,8 +20,8 @@ class Event(NamedTuple):
 
 
 class RoundLog:
-    """The table of rounds as it grows. What is noted of a round counts once the round is whole:
-    one that is cut short is done again."""
+    """The table of rounds as it grows. What is noted of a round counts once the round is whole: one
+    that is cut short is done again."""
 
     def __init__(self, rows: list[Row]):
         self.rows = rows
@@ -34,7 +34,7 @@ class RoundLog:
         return len(self.rows)
 
     def begin(self) -> int:
-        """A round starts; its number."""
+        """Start a round; returns its number."""
         self._since = time.perf_counter()
         self.events = []
         return self.done + 1
@@ -55,7 +55,7 @@ class RoundLog:
         }
 
     def evaluated(self, metrics: Mapping[str, Any] | None) -> Row:
-        """The round is over; its row."""
+        """The round is over; returns its row."""
         for key in (TEST_LOSS, TEST_ACCURACY):
             self._row[key] = float(metrics[key]) if metrics else None
         self._row["seconds"] = round(time.perf_counter() - self._since, 3)

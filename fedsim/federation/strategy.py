@@ -1,7 +1,8 @@
-"""AdversarialStrategy: wraps any Flower strategy, sees what a server sees, keeps every reply.
+"""AdversarialStrategy: wraps any Flower strategy, sees what a server sees, records the replies.
 
-Replies are taken one by one as they arrive and written to disk as observations; the wrapped
-strategy then aggregates them from there, untouched, so memory does not grow with the clients.
+Replies are taken one by one as they arrive, and those of observed rounds are written to disk. The
+wrapped strategy then aggregates them untouched, those that do not fit in memory from disk, so that
+memory does not grow with the clients.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ OnRound = Callable[[dict[str, Any]], None]
 class AdversarialStrategy(Strategy):
     """The outermost strategy: captures every reply, then lets ``inner`` aggregate.
 
-    ``rounds`` are those it keeps the observations of, the audited ones by default; ``capture``
-    False keeps none: what a plain server would do.
+    ``rounds`` are those whose observations it keeps, the audited ones by default; with ``capture``
+    False it keeps none, like a plain server.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class AdversarialStrategy(Strategy):
         try:
             self.start(
                 streaming,
-                # In the model's own order: strategies with a memory count their arrays.
+                # In the model's own order: strategies with a memory number their arrays.
                 ArrayRecord({name: self._arrays.get(name, initial[name]) for name in initial}),
                 num_rounds=missing,
                 timeout=self.spec.train.timeout,
@@ -154,7 +155,7 @@ class AdversarialStrategy(Strategy):
         return arrays, metrics
 
     def _captured(self, reply: Reply) -> Update | Path | None:
-        """Keep one reply; where to aggregate it from, None for one that would spoil the sum."""
+        """Record one reply; returns where to aggregate it from, None if it would spoil the sum."""
         client, finite = reply.client, reply.update.is_finite()
         then = partial(self.on_observation, self._round, client) if finite else lambda: None
         source = self.recorder.keep(self._round, client, reply.update, then)
@@ -216,8 +217,8 @@ class AdversarialStrategy(Strategy):
     # -- replies ----------------------------------------------------------------------------
 
     def _failure(self, message: Message) -> str | None:
-        """Why a client failed, None where it did not. Where the testbed's own vault did, the run
-        ends: of clients elsewhere the vault is theirs, and so is the failure."""
+        """Why a client failed, None where it did not. Where the testbed's own vault failed, the run
+        ends; the vault of clients elsewhere is theirs, and so is its failure."""
         if message.has_error():
             return reason_of(message.error.reason)
         fault = wire.fault_in(message.content)
@@ -238,6 +239,6 @@ class AdversarialStrategy(Strategy):
         return message
 
     def _typed(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Averages of counters are floats again: give every array its own type back."""
+        """Averages of counters are floats: give every array its own type back."""
         state = arrays.to_torch_state_dict()
         return ArrayRecord({n: t.to(self._sent[n].dtype) for n, t in state.items()})

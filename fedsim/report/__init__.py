@@ -1,6 +1,5 @@
-"""The report: one HTML file that opens offline, verdict first. It reads the run directory alone,
-so that it can be written again from a run of last month.
-"""
+"""The report: one HTML file that opens offline, verdict first. It is made from the run directory
+alone, so that it can be written again a month later."""
 
 from __future__ import annotations
 
@@ -67,14 +66,14 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
 
 
 def environment(*folders: Path) -> Environment:
-    """Templates of the report, and those of a page of another room in ``folders``."""
-    found = Environment(
+    """The templates of the report, and those in ``folders``, of pages that other packages make."""
+    templates = Environment(
         loader=FileSystemLoader([*folders, HERE]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= formats.FILTERS
-    found.globals |= {"shown_in": shown_in, "beside_psnr": formats.beside_psnr}
-    return found
+    templates.filters |= formats.FILTERS
+    templates.globals |= {"shown_in": shown_in, "beside_psnr": formats.beside_psnr}
+    return templates

@@ -1,4 +1,4 @@
-"""What the report says, before it is laid out: summary and scores turned into sentences and rows.
+"""Content of the report, before it is laid out: summary and scores as sentences and rows.
 
 "Not recovered" is never "safe": every sentence that reports a failure to reconstruct says whose.
 """
@@ -24,8 +24,8 @@ from fedsim.scoring.scores import results_of
 from fedsim.scoring.statistics import KEYS
 from fedsim.scoring.verdict import ABOVE_BASELINE_DB, RECOVERED_DB
 
-# What a reader must know first comes first. A mis-specified attack outranks a failed one: it is
-# the reason not to believe the failure.
+# What a reader must know first comes first. A mis-specified attack outranks a failed one: it is the
+# reason not to believe the failure.
 RANK = ["LEAKS", "PARTIAL", "MIS-SPECIFIED", "NOT RECOVERED", "NO RESULT"]
 ROUND_COLUMNS = ["round", "train_loss", "test_loss", "test_accuracy"]
 TROUBLES_SHOWN = 50
@@ -65,7 +65,7 @@ def strongest(summary: dict[str, Any]) -> Finding:
 
 
 def _told(entry: dict[str, Any], threat: str) -> tuple[str, str]:
-    """A finding as a sentence, and what a reader must know beside it."""
+    """A finding as a sentence, and the details that a reader must know."""
     hit, of = entry["recovered"], entry["pictures"]
     name, closest = entry["attack"], decibel(entry["metrics"]["psnr"]["worst_case"])
     extent = f"{hit} of {of}" if hit < of else f"all {of}"
@@ -108,7 +108,7 @@ def ranked(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _worded(entry: dict[str, Any]) -> dict[str, Any]:
-    """A summary entry; one without a result also says what that does not mean."""
+    """A summary entry; one without a result adds that this says nothing about safety."""
     if entry["verdict"] != "NO RESULT":
         return entry
     words = entry.get("words") or f"{entry['attack']} gave no result"
@@ -179,8 +179,8 @@ def threat_model(spec: Spec, summary: dict[str, Any]) -> dict[str, Any]:
 
 def identification(summary: dict[str, Any]) -> dict[str, Any] | None:
     """What a rate of identification is to be read against; None where there was no gallery."""
-    told = [entry.get("identification") for entry in summary["verdicts"]]
-    return next((entry for entry in told if entry), None)
+    entries = [entry.get("identification") for entry in summary["verdicts"]]
+    return next((entry for entry in entries if entry), None)
 
 
 EXPOSED_SHOWN = 12
@@ -193,16 +193,16 @@ def exposed(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def privacy(summary: dict[str, Any]) -> list[str]:
-    """What differential privacy the defenses promise after all rounds, a sentence each."""
-    told = []
+    """The differential privacy that defenses promise after all rounds, a sentence each."""
+    sentences = []
     for budget in summary.get("privacy", []):
         epsilon = budget["epsilon"]
         amount = "no epsilon at all, for want of noise"
         if epsilon is not None:
             amount = f"epsilon {epsilon:.3g} at delta {budget['delta']:.0e}"
         weak = " That is too much to mean anything." if epsilon is not None and epsilon > 50 else ""
-        told.append(f"{budget['defense']} promises {budget['protects']} {amount}.{weak}")
-    return told
+        sentences.append(f"{budget['defense']} promises {budget['protects']} {amount}.{weak}")
+    return sentences
 
 
 def canary(summary: dict[str, Any], scores: pd.DataFrame) -> dict[str, Any] | None:
@@ -231,7 +231,7 @@ def unavailable(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def troubles(summary: dict[str, Any]) -> dict[str, Any]:
-    """Events and failed jobs, the first of each; jobs that failed alike are told once."""
+    """The first of the events and of the failed jobs; jobs that failed alike are listed once."""
     events = [
         {
             "kind": event["kind"].replace("_", " "),
@@ -266,29 +266,29 @@ NUMBER = re.compile(r"\d[\d.]*(?:e[-+]?\d+)?")
 
 @dataclass(frozen=True)
 class Note:
-    """What jobs of an attack said; those that differ in numbers alone are told once."""
+    """What jobs of an attack noted; notes that differ only in their numbers are listed once."""
 
     words: str
     jobs: int
     finished: int
-    alike: bool  # whether other jobs said it with other numbers
+    alike: bool  # whether other jobs noted it with other numbers
 
 
 def traces_and_notes(jobs: list[Job]) -> tuple[dict[str, list[Trace]], dict[str, list[Note]]]:
-    """What the finished jobs left beside their images, attack by attack."""
+    """What the finished jobs left beside their images, by attack."""
     traces: dict[str, list[Trace]] = {}
-    said: dict[str, dict[str, list[str]]] = {}
+    by_attack: dict[str, dict[str, list[str]]] = {}
     finished: Counter[str] = Counter()
     for job, result in results_of(jobs):
         finished[job.label] += 1
         if len(result.trace) > 1:
             traces.setdefault(job.label, []).append(result.trace)
-        own = {NUMBER.sub("#", note): note for note in result.notes}
-        for kind, note in own.items():
-            said.setdefault(job.label, {}).setdefault(kind, []).append(note)
+        by_kind = {NUMBER.sub("#", note): note for note in result.notes}
+        for kind, note in by_kind.items():
+            by_attack.setdefault(job.label, {}).setdefault(kind, []).append(note)
     notes = {
         label: [Note(n[0], len(n), finished[label], len(set(n)) > 1) for n in kinds.values()]
-        for label, kinds in said.items()
+        for label, kinds in by_attack.items()
     }
     return traces, notes
 

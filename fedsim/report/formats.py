@@ -1,4 +1,4 @@
-"""Numbers as a reader meets them: rounded, with their unit, an en dash where there is none."""
+"""Formats: numbers as a reader meets them, rounded, with their unit, an en dash for none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def decibel(value: float | None) -> str:
 
 
 def beside_psnr() -> list[Metric]:
-    """What makes headlines but PSNR, which stands first there and is known by its unit."""
+    """The headline metrics but PSNR, which stands first and is known by its unit."""
     return [metric for metric in shown_in("headlines") if metric.name != "psnr"]
 
 
@@ -41,7 +41,7 @@ def headline(scores: Mapping[str, Any]) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
-    """One, two and three."""
+    """Words in a row: one, two and three."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -87,7 +87,7 @@ def label(value: float | None) -> str:
 
 
 def signed(value: float | None, digits: int = 2) -> str:
-    """A difference."""
+    """A difference, with its sign."""
     text = number(value, digits)
     return f"+{text}" if not missing(value) and float(value or 0) > 0 and text != DASH else text
 

@@ -1,4 +1,4 @@
-"""Memories: what attacks learned from the traffic, as pictures and curves."""
+"""Learned: what attacks keep in memory of the traffic, as pictures and curves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Memory:
 
 def learned(run: Run) -> list[Memory]:
     """The memories that hold a picture of what they know."""
-    found = []
+    memories = []
     for folder in sorted(run.learned.glob("*")) if run.learned.is_dir() else []:
         lessons = [json.loads(p.read_text()) for p in list_lessons(folder)]
         if not (folder / "samples.png").is_file() or not lessons:
@@ -37,5 +37,5 @@ def learned(run: Run) -> list[Memory]:
         notes = [lesson["notes"][-1] for lesson in lessons if lesson["steps"] and lesson["notes"]]
         drawing = plots.trace(folder.name, [losses]) if losses else None
         words = notes[-1] if notes else ""
-        found.append(Memory(folder.name, data_uri(picture), picture.size, words, drawing))
-    return found
+        memories.append(Memory(folder.name, data_uri(picture), picture.size, words, drawing))
+    return memories

@@ -23,7 +23,7 @@ from fedsim.report.formats import count, decibel, headline, label
 from fedsim.scoring.scores import load_pictures
 
 MOST_SHOWN, LEAST_SHOWN, BASELINE_SHOWN = 16, 8, 4  # rows of four
-PIXEL_BUDGET = 4_000_000  # over all galleries, so that many attacks on large pictures stay mailable
+PIXEL_BUDGET = 4_000_000  # over all galleries: a report of many large pictures stays mailable
 PIXELATED_BELOW = 128
 COLOURS = {
     "LEAKS": "#a8261b",
@@ -68,8 +68,8 @@ class Pair:
     def labels(self) -> str:
         if self.redacted:
             return ""
-        found = label(self.row["label_recovered"])
-        guessed = f"recovered as {found}" if found != "–" else "not recovered"
+        recovered = label(self.row["label_recovered"])
+        guessed = f"recovered as {recovered}" if recovered != "–" else "not recovered"
         return f"label {label(self.row['label_true'])}, {guessed}"
 
     @property
@@ -127,19 +127,19 @@ def galleries(
     redacted: bool = False,
 ) -> list[Gallery]:
     """One gallery for each attack that has images."""
-    held = [entry for entry in verdicts if entry["images"]]
+    entries = [entry for entry in verdicts if entry["images"]]
     pair_pixels = 2 * run.spec.data.image_size**2
-    fair = PIXEL_BUDGET // (pair_pixels * max(1, len(held)))
+    fair = PIXEL_BUDGET // (pair_pixels * max(1, len(entries)))
     most = min(MOST_SHOWN, max(LEAST_SHOWN, fair))
-    found = []
-    for entry in held:
+    shown = []
+    for entry in entries:
         name = entry["attack"]
-        own = scores[scores["attack"] == name]
-        rows = spread(own, min(most, BASELINE_SHOWN) if name == BASELINE else most)
+        attack_scores = scores[scores["attack"] == name]
+        rows = spread(attack_scores, min(most, BASELINE_SHOWN) if name == BASELINE else most)
         pairs = [replace(p, redacted=redacted) for p in load_pairs(run, jobs, scores, rows)]
-        film, whose = film_of(jobs, own, redacted=redacted)
-        found.append(Gallery(name, entry["verdict"], pairs, len(own), film, whose))
-    return found
+        film, whose = film_of(jobs, attack_scores, redacted=redacted)
+        shown.append(Gallery(name, entry["verdict"], pairs, len(attack_scores), film, whose))
+    return shown
 
 
 def film_of(
@@ -147,8 +147,8 @@ def film_of(
 ) -> tuple[list[Frame], str]:
     """How an attack came to the batch with its closest picture.
 
-    The order of a reconstructed batch means nothing, so frames belong to no true picture yet; they
-    are shown for what they are, the first image of the attack's answer.
+    The order of a reconstructed batch means nothing, so a frame belongs to no true picture; it is
+    shown as what it is, the first image of the attack's batch.
     """
     best = own.sort_values("psnr").iloc[-1]
     at = (best["attack"], best["round"], best["client"], best["trial"])
@@ -170,7 +170,7 @@ def mosaic(picture: Tensor, blocks: int = 5) -> Tensor:
 
 
 def spread(own: pd.DataFrame, most: int) -> pd.DataFrame:
-    """At most so many rows, evenly from the closest reconstruction to the farthest."""
+    """At most ``most`` rows, evenly from the closest reconstruction to the farthest."""
     ranked = own.sort_values("psnr", ascending=False, kind="stable")
     if len(ranked) <= most:
         return ranked
@@ -190,8 +190,8 @@ def load_pairs(run: Run, jobs: list[Job], scores: pd.DataFrame, rows: pd.DataFra
             continue
         for index, row in zip(group.index, group.to_dict("records"), strict=True):
             image = int(row["image"])
-            own = {**{str(k): v for k, v in row.items()}, "in_batch": len(pictures.truth)}
-            pairs[int(index)] = Pair(own, pictures.truth[image], pictures.guess[image], several)
+            line = {**{str(k): v for k, v in row.items()}, "in_batch": len(pictures.truth)}
+            pairs[int(index)] = Pair(line, pictures.truth[image], pictures.guess[image], several)
     return [pairs[int(index)] for index in rows.index if int(index) in pairs]
 
 
@@ -204,8 +204,8 @@ def closest(
     redacted: bool = False,
 ) -> Pair | None:
     """The best reconstruction of this attack."""
-    own = scores[scores["attack"] == attack]
-    pairs = load_pairs(run, jobs, scores, spread(own, 1)) if len(own) else []
+    attack_scores = scores[scores["attack"] == attack]
+    pairs = load_pairs(run, jobs, scores, spread(attack_scores, 1)) if len(attack_scores) else []
     return replace(pairs[0], redacted=redacted) if pairs else None
 
 
@@ -241,12 +241,12 @@ COLUMNS, BANDS, SIDE, GAP, MARGIN, LINE = 8, 2, 128, 8, 24, 22
 def write_grid(run: Run, jobs: list[Job], scores: pd.DataFrame, finding: Finding) -> None:
     """``grid.png``: originals over reconstructions of the strongest attack."""
     path = run.grid
-    own = scores[scores["attack"] == finding.attack]
-    pairs = load_pairs(run, jobs, scores, spread(own, COLUMNS * BANDS))
+    attack_scores = scores[scores["attack"] == finding.attack]
+    pairs = load_pairs(run, jobs, scores, spread(attack_scores, COLUMNS * BANDS))
     if not pairs:
         path.unlink(missing_ok=True)
         return
-    subtitle = f"{finding.attack}, {len(pairs)} of {count(len(own), 'image')}"
+    subtitle = f"{finding.attack}, {len(pairs)} of {count(len(attack_scores), 'image')}"
     sheet = contact_sheet(pairs, subtitle, finding.verdict)
     write_atomically(path, _png(sheet))
 
@@ -294,6 +294,6 @@ def _sideways(sheet: Image.Image, word: str, x: int, y: int) -> None:
 
 
 def _font(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """The font in matplotlib's wheel: there is one on every machine."""
+    """The font in matplotlib's wheel, which is on every machine."""
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/{name}", size)

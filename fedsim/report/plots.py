@@ -22,7 +22,7 @@ from fedsim.core.metrics import METRICS
 from fedsim.report.content import Trace
 from fedsim.scoring.verdict import RECOVERED_DB
 
-# Drawn in these, replaced in the SVG by the variables of style.css.
+# Colours to draw in; in the SVG, the variables of style.css take their place.
 INK, MUTED, LINE, ACCENT, SECOND = "#010203", "#020304", "#030405", "#040506", "#050607"
 PAPER = "#060708"
 VARIABLES = {
@@ -74,32 +74,32 @@ def training(rounds: pd.DataFrame) -> list[Markup]:
             )
         )
     losses = {"test loss": "test_loss", "training loss": "train_loss"}
-    held = {name: rounds[["round", key]].dropna() for name, key in losses.items()}
-    held = {name: table for name, table in held.items() if len(table)}
-    if held:
+    tables = {name: rounds[["round", key]].dropna() for name, key in losses.items()}
+    tables = {name: table for name, table in tables.items() if len(table)}
+    if tables:
         figure, axes = _figure(230, "loss")
-        for name, table in held.items():
+        for name, table in tables.items():
             colour, line = (ACCENT, "o-") if name == "test loss" else (SECOND, "o--")
             axes.plot(table["round"], table.iloc[:, 1], line, color=colour, ms=4, label=name)
         axes.set(xlabel="round")
-        _name(axes, " and ".join(held))
-        if len(held) > 1:
+        _name(axes, " and ".join(tables))
+        if len(tables) > 1:
             axes.legend(frameon=False, labelcolor=MUTED, fontsize=10)
-        drawn.append(_svg(figure, f"{' and '.join(held)} over the rounds"))
+        drawn.append(_svg(figure, f"{' and '.join(tables)} over the rounds"))
     return drawn
 
 
 def strip(scores: pd.DataFrame, labels: list[str]) -> Markup | None:
     """A dot for each image, a row for each attack, and the line from which a picture is clear."""
     scores = scores.dropna(subset=["psnr"])
-    held = [label for label in labels if (scores["attack"] == label).any()]
-    if not held:
+    present = [label for label in labels if (scores["attack"] == label).any()]
+    if not present:
         return None
-    figure, axes = _figure(70 + 58 * len(held), "strip")
+    figure, axes = _figure(70 + 58 * len(present), "strip")
     coin = np.random.default_rng(0)  # where a dot lies across its row means nothing
     ground = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
     rasterised = len(scores) > RASTER_ABOVE
-    for row, label in enumerate(held):
+    for row, label in enumerate(present):
         values = scores.loc[scores["attack"] == label, "psnr"].to_numpy(float)
         colour = MUTED if label == BASELINE else ACCENT
         scatter = coin.uniform(-0.13, 0.13, len(values)) if len(values) > 1 else 0.0
@@ -118,42 +118,42 @@ def strip(scores: pd.DataFrame, labels: list[str]) -> Markup | None:
     top = max(40.0, float(scores["psnr"].max()) * 1.03)
     axes.axvline(RECOVERED_DB, color=INK, lw=1, ls=(0, (4, 3)), zorder=1.5)
     axes.text(RECOVERED_DB, -0.85, f"{RECOVERED_DB:.0f} dB", color=MUTED, ha="center", fontsize=10)
-    axes.set(xlim=(0, top), ylim=(len(held) - 0.65, -0.8), xlabel=PSNR.heading)
+    axes.set(xlim=(0, top), ylim=(len(present) - 0.65, -0.8), xlabel=PSNR.heading)
     axes.set_yticks([])
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
     words = [
         f"{label} {scores.loc[scores['attack'] == label, 'psnr'].mean():.1f} dB on average"
-        for label in held
+        for label in present
     ]
     return _svg(figure, f"PSNR of each image by attack: {'; '.join(words)}")
 
 
 def over_rounds(rows: list[dict[str, Any]]) -> Markup | None:
-    """Leakage as training goes on: mean PSNR with its interval a round, the accuracy beside it."""
+    """Leakage as training goes on: mean PSNR per round with its interval, accuracy beside it."""
     rounds = sorted({row["round"] for row in rows})
     if len(rounds) < 2:
         return None
     figure, axes = _figure(250, "over rounds")
     labels = list(dict.fromkeys(row["attack"] for row in rows))
     shades = [ACCENT, SECOND, INK]
-    told = []
+    words = []
     for at, label in enumerate(labels):
-        own = sorted((r for r in rows if r["attack"] == label), key=lambda r: r["round"])
+        points = sorted((r for r in rows if r["attack"] == label), key=lambda r: r["round"])
         colour = MUTED if label == BASELINE else shades[at % len(shades)]
         line = ":" if label == BASELINE else ("-", "--", "-.")[at // len(shades) % 3]
-        places = [row["round"] for row in own]
-        means = [row["psnr"]["mean"] for row in own]
+        places = [row["round"] for row in points]
+        means = [row["psnr"]["mean"] for row in points]
         axes.plot(places, means, f"o{line}", color=colour, ms=4, label=label)
         axes.fill_between(
             places,
-            [row["psnr"]["low"] for row in own],
-            [row["psnr"]["high"] for row in own],
+            [row["psnr"]["low"] for row in points],
+            [row["psnr"]["high"] for row in points],
             color=colour,
             alpha=0.15,
             lw=0,
         )
-        told.append(f"{label} from {means[0]:.1f} to {means[-1]:.1f} dB")
+        words.append(f"{label} from {means[0]:.1f} to {means[-1]:.1f} dB")
     known = {row["round"]: row["accuracy_before"] for row in rows}
     accuracy = [(r, 100 * a) for r, a in sorted(known.items()) if a is not None]
     axes.set(xlabel="round")
@@ -168,11 +168,11 @@ def over_rounds(rows: list[dict[str, Any]]) -> Markup | None:
         beside.spines["right"].set_color(LINE)
         beside.grid(visible=False)
     axes.legend(frameon=False, labelcolor=MUTED, fontsize=10)
-    return _svg(figure, f"Leakage over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(told)}")
+    return _svg(figure, f"Leakage over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(words)}")
 
 
 def trace(label: str, traces: list[Trace]) -> Markup:
-    """The attack's own loss over its steps, one line a job."""
+    """The attack's own loss over its steps, one line per job."""
     figure, axes = _figure(230, f"trace {label}")
     shown = traces[:: math.ceil(len(traces) / LINES_SHOWN)]
     values = []
@@ -215,7 +215,7 @@ def _svg(figure: Figure, description: str) -> Markup:
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.S)
     drawing = re.sub(r"<style.*?</style>", "", drawing, flags=re.S)
     used = set(re.findall(r"""(?:url\(#|href="#)([^")]+)""", drawing))
-    drawing = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", drawing)
+    drawing = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", drawing)
     drawing = drawing.replace("xlink:href", "href")
     for colour, name in VARIABLES.items():
         drawing = drawing.replace(colour, f"var(--{name})")

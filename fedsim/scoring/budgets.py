@@ -15,19 +15,19 @@ from fedsim.defenses.applied import declared
 def exposures(spec: Spec) -> list[Exposure]:
     """How often each client's samples are used, client by client."""
     cohorts = [spec.cohort(round_) for round_ in range(1, spec.train.rounds + 1)]
-    found = []
+    by_client = []
     for client, shard in enumerate(shards_of(spec.data, spec.seed)):
         rounds = sum(client in cohort for cohort in cohorts)
         train, samples = spec.train, len(shard)
         steps = steps_of_round(train.local_steps, train.local_epochs, samples, train.batch_size)
         rate = min(1.0, train.batch_size / samples)
-        found.append(Exposure(rate, steps * rounds, rounds))
-    return found
+        by_client.append(Exposure(rate, steps * rounds, rounds))
+    return by_client
 
 
 def budgets(spec: Spec) -> list[dict[str, Any]]:
-    """For every defense that promises one: the budget of the client that spends most."""
-    told = []
+    """For every defense that promises a budget: that of the client that spends most."""
+    promises = []
     for component, defense in zip(spec.defenses, declared(spec.defenses), strict=True):
         each = [
             b for e in set(exposures(spec)) if e.rounds and (b := defense.budget(e)) is not None
@@ -35,7 +35,7 @@ def budgets(spec: Spec) -> list[dict[str, Any]]:
         if each:
             worst = max(each, key=lambda budget: budget.epsilon)
             finite = math.isfinite(worst.epsilon)
-            told.append(
+            promises.append(
                 {
                     "defense": component.name,
                     "epsilon": worst.epsilon if finite else None,  # None: no promise at all
@@ -43,4 +43,4 @@ def budgets(spec: Spec) -> list[dict[str, Any]]:
                     "protects": worst.protects,
                 }
             )
-    return told
+    return promises

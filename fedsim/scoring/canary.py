@@ -1,6 +1,5 @@
-"""The canary: the true batch, replayed through the simulator that attacks use, must give the update
-that was observed. Where it does not, the attack was mis-specified, and a low score means nothing.
-"""
+"""The canary: the true batch, replayed by the announced protocol, must give the update that was
+observed. Where it does not, the attack was mis-specified, and a low score means nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]
 
 
 def _known_canaries(path: Path) -> dict[str, float]:
-    """What was found before; nothing where the file is damaged, for it is found again."""
+    """What was computed before; nothing where the file is damaged: it is computed again."""
     try:
         return _CANARIES.validate_python(read_json(path))
     except (FileNotFoundError, DamagedError, ValidationError):
@@ -73,7 +72,7 @@ def canary(
 
     The replay uses what the protocol announced: its weights, model, normalisation, steps and
     declared defenses; of the client's secrets only the batch, the seed of those defenses and what
-    they kept back before (``own``). It runs on the clients' kind of device, because devices round
+    they kept back before (``own``). It runs on the clients' kind of device: others round
     differently.
     """
     public = observation.public

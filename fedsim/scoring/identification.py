@@ -2,8 +2,8 @@
 
 The image identifiability precision of GradInversion (section 4.3) and GradViT (appendix A): the
 nearest neighbour of a reconstruction, in the features of a network of natural images, among the
-true picture and a gallery of others from the same data set. A guess is right once in as many times
-as there are candidates.
+true picture and a gallery of others from the same data set. A blind guess among n candidates is
+right once in n times.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from fedsim.core.knowledge import PriorModel
 from fedsim.core.prior_networks import load_prior
 from fedsim.core.spec import DataSpec, PriorSpec, Spec
 
-SMALL, LARGE = 64, 96  # pixels a side that the network sees, of pictures up to 64 and above
+SMALL, LARGE = 64, 96  # pixels per side that the network sees, of pictures up to 64 and above
 CHUNK = 32
 GALLERY_SEED = 23
-FEWEST = 10  # candidates; fewer say nothing
+FEWEST = 10  # pictures; a choice among fewer says nothing
 PIXELS = "pixels"
 
 
@@ -55,8 +55,8 @@ class FeatureSpace:
             images = F.interpolate(images, (side, side), mode="bilinear", antialias=True)
         mean, std = (torch.tensor(c).view(1, 3, 1, 1) for c in (self.prior.mean, self.prior.std))
         network = self.prior.model
-        seen: Tensor = network.forward_features((images - mean) / std)  # type: ignore[operator]
-        return seen.mean((2, 3))
+        maps: Tensor = network.forward_features((images - mean) / std)  # type: ignore[operator]
+        return maps.mean((2, 3))
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,16 @@ class Gallery:
         return len(self.digests)
 
     def wanted(self, truth: Tensor) -> Wanted:
-        """What is to be told from the gallery; computed once for all attacks on a victim."""
+        """The pictures to be told from the gallery; computed once for all attacks on a victim."""
         known = [_digest(picture) for picture in truth]
         same = [[digest == other for other in self.digests] for digest in known]
         return Wanted(self.space(truth), torch.tensor(same).view(len(truth), len(self)))
 
     def identified(self, wanted: Wanted, guess: Tensor) -> list[int]:
-        """1 where the nearest of all candidates to a reconstruction is its own picture."""
-        found = self.space(guess)
-        others = (found @ self.features.T).masked_fill(wanted.same, -2.0)
-        hits = (found * wanted.features).sum(1) > others.max(1).values
+        """For each reconstruction, 1 where its own picture is the nearest candidate, else 0."""
+        features = self.space(guess)
+        others = (features @ self.features.T).masked_fill(wanted.same, -2.0)
+        hits = (features * wanted.features).sum(1) > others.max(1).values
         return [int(hit) for hit in hits]
 
 
@@ -123,7 +123,7 @@ def identification_of(spec: Spec) -> Identification:
 
 @functools.lru_cache(maxsize=4)
 def _gallery(data: DataSpec, wanted: int, features: str) -> Gallery:
-    """The same for every seed and partition, so that rates can be compared between runs."""
+    """A gallery is the same for every seed and partition: rates can be compared between runs."""
     images = images_of(data, "train")
     coin = np.random.default_rng(GALLERY_SEED)
     chosen = sorted(coin.permutation(len(images))[:wanted].tolist())
@@ -133,7 +133,7 @@ def _gallery(data: DataSpec, wanted: int, features: str) -> Gallery:
 
 
 def feature_space(wanted: str = "prior") -> FeatureSpace:
-    """The packaged prior network's; pixels where they are wanted or it is not installed."""
+    """That of the packaged prior network; pixels where they are wanted or it is not installed."""
     if wanted == PIXELS:
         return FeatureSpace(None)
     try:
@@ -145,20 +145,20 @@ def feature_space(wanted: str = "prior") -> FeatureSpace:
 def _features(
     space: FeatureSpace, images: ImageSet, chosen: list[int], digests: tuple[str, ...]
 ) -> Tensor:
-    """Kept between runs under the pixels they were computed from."""
+    """The features of a gallery, cached between runs by the pixels they were computed from."""
     key = hashlib.sha256(f"{space.name} {SMALL} {LARGE} {' '.join(digests)}".encode()).hexdigest()[
         :32
     ]
     cache = cache_folder() / f"gallery-{key}.safetensors"
-    kept = _recalled(cache)
-    if kept is not None and len(kept) == len(chosen):
-        return kept
-    found = torch.cat([space(chunk) for chunk in _chunks(images, chosen)])
+    cached = _recalled(cache)
+    if cached is not None and len(cached) == len(chosen):
+        return cached
+    features = torch.cat([space(chunk) for chunk in _chunks(images, chosen)])
     try:
-        save_tensors(cache, {"features": found})
+        save_tensors(cache, {"features": features})
     except OSError:  # a cache that cannot be written costs time, nothing else
         cache.unlink(missing_ok=True)
-    return found
+    return features
 
 
 def _recalled(cache: Path) -> Tensor | None:

@@ -27,7 +27,7 @@ _FAILURE = TypeAdapter(dict[str, str])
 
 
 def columns() -> list[str]:
-    """Of the scores, in their order."""
+    """The columns of the scores, in order."""
     return [
         *("round", "client", "attack", "threat", "trial", "image"),
         *METRICS,
@@ -49,15 +49,15 @@ class Pictures:
 def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.DataFrame:
     """One row for each true image of each finished job, in the order of the jobs.
 
-    Victim by victim, because what is known of a true picture (its features) serves every attack.
+    Victim by victim, because the features of a true picture serve every attack on it.
     """
     canaries = check_canaries(run, sorted({(job.round, job.client) for job in jobs}))
     threat = run.spec.threat.model
     rows: dict[Job, list[dict[str, Any]]] = {}
     by_victim = sorted(jobs, key=lambda job: (job.round, job.client))
-    for _, own in itertools.groupby(by_victim, key=lambda job: job.victim):
+    for _, jobs_on_victim in itertools.groupby(by_victim, key=lambda job: job.victim):
         yardstick: Yardstick | None = None
-        for job in own:
+        for job in jobs_on_victim:
             try:
                 pictures = load_pictures(run, job)
             except FedsimError as error:  # damaged: costs this job, not the others
@@ -71,7 +71,7 @@ def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.
 
 
 def results_of(jobs: Iterable[Job]) -> Iterator[tuple[Job, Reconstruction]]:
-    """The finished jobs with what they found; one whose result is damaged is not finished."""
+    """The finished jobs with their results; one whose result is damaged is not finished."""
     for job in jobs:
         if job.result.is_file():
             with suppress(RunError):
@@ -79,7 +79,7 @@ def results_of(jobs: Iterable[Job]) -> Iterator[tuple[Job, Reconstruction]]:
 
 
 def load_pictures(run: Run, job: Job) -> Pictures | None:
-    """What a finished job found, beside the truth; None for one that did not finish."""
+    """What a finished job reconstructed, beside the truth; None for one that did not finish."""
     if not job.result.is_file():
         return None
     result = Reconstruction.load(job.result)
@@ -97,7 +97,7 @@ class Yardstick:
     truth: Batch
     metrics: tuple[Metric, ...]  # those that can be computed for these pictures
     gallery: Gallery | None
-    wanted: Wanted | None  # in the gallery's eyes
+    wanted: Wanted | None  # the same pictures, as the gallery sees them
 
     @classmethod
     def of(cls, truth: Tensor, gallery: Gallery | None) -> Yardstick:
@@ -110,7 +110,7 @@ class Yardstick:
         )
 
     def measure(self, guess: Tensor) -> dict[str, list[Any]]:
-        """Every metric of every picture, a list a column."""
+        """Every metric of every picture, a list per column."""
         compared = Comparison(self.truth, Batch(guess))
         measured: dict[str, list[Any]] = {
             name: [None] * len(guess) for name in (*METRICS, "identified")
@@ -147,26 +147,28 @@ def _rows(
 
 
 def _align_labels(truth: Tensor, recovered: Tensor | None) -> list[int | None]:
-    """Labels are recovered as a multiset: give each image its own where it is in there."""
+    """Labels are recovered as a multiset: each image gets its own where that is among them."""
     if recovered is None:
         return [None] * len(truth)
     left = [int(label) for label in recovered]
-    found: list[int | None] = []
+    aligned: list[int | None] = []
     for label in truth.tolist():
-        found.append(label if label in left else None)
+        aligned.append(label if label in left else None)
         if label in left:
             left.remove(label)
-    return [left.pop(0) if label is None and left else label for label in found]
+    return [left.pop(0) if label is None and left else label for label in aligned]
 
 
 def failures(jobs: list[Job]) -> list[dict[str, str]]:
     """The jobs that could not be done, with their reasons."""
-    found = []
+    entries = []
     for job in jobs:
         if job.failure.is_file() and not job.result.is_file():
             try:
-                found.append(_FAILURE.validate_python(read_json(job.failure)))
+                entries.append(_FAILURE.validate_python(read_json(job.failure)))
             except (DamagedError, ValidationError):
                 why = f"it failed, and '{job.failure}', which says why, is damaged"
-                found.append({"job": job.name, "attack": job.label, "kind": "fault", "reason": why})
-    return found
+                entries.append(
+                    {"job": job.name, "attack": job.label, "kind": "fault", "reason": why}
+                )
+    return entries

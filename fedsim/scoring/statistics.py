@@ -1,7 +1,7 @@
-"""Statistics of scores: intervals that know which pictures hang together, pairs, ranks.
+"""Statistics of scores: intervals that respect which pictures hang together, pairs, ranks.
 
 Victims are drawn anew, not pictures, because the pictures of one client's batch are attacked
-together; a proportion gets an exact binomial interval.
+together. A proportion gets an exact binomial interval.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def resampled(groups: Sequence[np.ndarray], seed: int, draws: int = DRAWS) -> tu
 def describe(own: pd.DataFrame, metric: str, seed: int) -> dict[str, float | None]:
     """Mean with its interval, the worst case for the client, and where most pictures lie.
 
-    ``typical`` is the median, ``exposed`` the value that a tenth of the pictures exceed in
-    closeness.
+    ``typical`` is the median; a tenth of the pictures come closer than ``exposed``.
     """
     names = ("mean", "low", "high", "worst_case", "typical", "exposed")
     values = own[metric].astype(float)
@@ -78,9 +77,8 @@ def above_chance(hits: int, of: int, chance: float) -> float:
 
 
 def compare(scores: pd.DataFrame, labels: list[str], seed: int) -> list[dict[str, Any]]:
-    """Every attack against every later one, picture by picture: the mean difference in PSNR, SSIM
-    and what else makes headlines over the same pictures (means over trials first), with
-    intervals."""
+    """Every attack against every later one: the mean difference over the same pictures (each a mean
+    over trials) in every headline metric, with intervals."""
     names = [metric.name for metric in shown_in("headlines")]
     means = scores.groupby(["attack", *KEYS], sort=False)[names].mean()
     present = [label for label in labels if label in means.index.get_level_values("attack")]
@@ -97,14 +95,14 @@ def compare(scores: pd.DataFrame, labels: list[str], seed: int) -> list[dict[str
 
 
 def population(scores: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
-    """The attacked clients, the most exposed first: of each update the closest reconstruction, and
-    what the best attack at that knew of labels and identified."""
-    own = scores[scores["attack"] != baseline]
-    if own.empty:
+    """The attacked updates, the most exposed first: of each the closest reconstruction, and the
+    largest share of labels and of pictures that any attack recovered and identified."""
+    attacked = scores[scores["attack"] != baseline]
+    if attacked.empty:
         return []
     guesses = scores[scores["attack"] == baseline].groupby(["round", "client"])["psnr"].mean()
     ranked = []
-    for at, here in own.groupby(["round", "client"]):
+    for at, here in attacked.groupby(["round", "client"]):
         round_, client = _pair(at)
         best = here.sort_values("psnr").iloc[-1]
         by_attack = here.groupby("attack")["identified"].apply(lambda x: x.astype(float).mean())
@@ -126,8 +124,8 @@ def population(scores: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
 
 
 def over_rounds(scores: pd.DataFrame, rounds: pd.DataFrame, seed: int) -> list[dict[str, Any]]:
-    """Leakage as training goes on: a row an attack and round, with the accuracy reached by the
-    model that the clients were sent."""
+    """Leakage as training goes on: a row per attack and round, with the accuracy of the model that
+    the clients were sent."""
     accuracy = {
         int(row["round"]) + 1: clean(row["test_accuracy"])
         for row in rounds.to_dict("records")
@@ -156,8 +154,8 @@ def label_accuracy(own: pd.DataFrame) -> dict[str, float] | None:
     return proportion(right, len(own))
 
 
-def _label_share(own: pd.DataFrame) -> float | None:
-    known = own.dropna(subset=["label_recovered"])
+def _label_share(rows: pd.DataFrame) -> float | None:
+    known = rows.dropna(subset=["label_recovered"])
     if known.empty:
         return None
     right = known["label_recovered"] == known["label_true"]

@@ -1,12 +1,13 @@
-"""Verdicts: what the scores mean, in careful words. The rules stand here and nowhere else.
+"""Verdicts: what the scores mean, in careful words, by these rules.
 
     LEAKS          at least one image at 30 dB or more, and at least 3 dB above the baseline
-    MIS-SPECIFIED  the canary failed: the simulator does not reproduce the updates observed
+    MIS-SPECIFIED  the canary failed: the protocol announced does not reproduce the updates
     PARTIAL        on average above the baseline in PSNR or SSIM, the 95 % interval of the paired
-                   difference clear of 1 dB or 0.05; or pictures told from a gallery of others
-                   more often than chance allows once in a thousand times
+                   difference wholly above 1 dB or 0.05; or pictures told from a gallery of others
+                   as often as chance would less than once in a thousand times
     NOT RECOVERED  otherwise: by this attack, at this budget
-    NO RESULT      every job of the attack failed
+    NO RESULT      nothing to score: its jobs failed, or none of its victims was observed
+    BASELINE       the baseline itself, whatever it scores
 
 The first that holds counts: a picture that came back has leaked, whatever else is wrong. The
 baseline is `prior_only`, which never sees the update, on the same image; where there is none (an
@@ -47,17 +48,17 @@ def summarise(
     failed: list[dict[str, str]],
     gallery: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """One entry an attack, in the order of the spec; the baseline last. ``gallery`` says what
+    """One entry per attack, in the order of the spec; the baseline last. ``gallery`` says what
     identification is to be read against."""
     baseline = scores[scores["attack"] == BASELINE]
     entries = []
     for label in labels:
-        own, ledger = scores[scores["attack"] == label], ledgers.get(label, [])
-        if own.empty:
+        rows, ledger = scores[scores["attack"] == label], ledgers.get(label, [])
+        if rows.empty:
             reasons = [job["reason"] for job in failed if job["attack"] == label]
             entries.append(_no_result(label, ledger, reasons))
         else:
-            entries.append(_one(own, baseline, label, ledger, spec.seed, gallery))
+            entries.append(_one(rows, baseline, label, ledger, spec.seed, gallery))
     return entries
 
 
@@ -68,32 +69,32 @@ def _no_result(label: str, ledger: list[str], reasons: list[str]) -> dict[str, A
 
 
 def _one(
-    own: pd.DataFrame,
+    rows: pd.DataFrame,
     baseline: pd.DataFrame,
     label: str,
     ledger: list[str],
     seed: int,
     gallery: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    paired = own.merge(baseline, on=KEYS, how="left", suffixes=("", "_baseline"))
-    canary, labels = own["canary"].astype(float), label_accuracy(own)
+    paired = rows.merge(baseline, on=KEYS, how="left", suffixes=("", "_baseline"))
+    canary, labels = rows["canary"].astype(float), label_accuracy(rows)
     entry: dict[str, Any] = {
         "attack": label,
-        "images": len(own),
-        "pictures": int(own.groupby(KEYS).ngroups),
+        "images": len(rows),
+        "pictures": int(rows.groupby(KEYS).ngroups),
         "recovered": _recovered(paired),
-        "victims": int(own.groupby(["round", "client"]).ngroups),
-        "metrics": {m: describe(own, m, seed) for m in METRICS},
+        "victims": int(rows.groupby(["round", "client"]).ngroups),
+        "metrics": {m: describe(rows, m, seed) for m in METRICS},
         "baseline": {m: _mean(baseline[m]) for m in METRICS},
         "label_accuracy": labels["rate"] if labels else None,
         "labels": labels,
-        "identification": _identification(own, gallery),
+        "identification": _identification(rows, gallery),
         "canary": {
             "ok": bool(canary.notna().all() and (canary <= CANARY_TOLERANCE).all()),
             "worst": clean(canary.max()),
             "tolerance": CANARY_TOLERANCE,
         },
-        "seconds": clean(own.groupby(["round", "client", "trial"])["seconds"].first().sum()),
+        "seconds": clean(rows.groupby(["round", "client", "trial"])["seconds"].first().sum()),
         "ledger": ledger,
     }
     entry["verdict"] = "BASELINE" if label == BASELINE else _verdict(entry, paired, seed)
@@ -111,16 +112,16 @@ def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int) -> str:
         compared = paired.dropna(subset=["gain"])
         if len(compared) and bootstrap(compared, "gain", seed)[0] > margin:
             return "PARTIAL"
-    told = entry["identification"]
-    if told is not None and told["by_chance"] < PARTIAL_CHANCE:
+    identification = entry["identification"]
+    if identification is not None and identification["by_chance"] < PARTIAL_CHANCE:
         return "PARTIAL"
     return "NOT RECOVERED"
 
 
-def _identification(own: pd.DataFrame, gallery: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """How often a reconstruction told its own picture from the gallery's, against chance. The
-    first trial counts: later ones of the same picture are no new evidence."""
-    first = own[own["trial"] == own["trial"].min()]["identified"].dropna()
+def _identification(rows: pd.DataFrame, gallery: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """How often a reconstruction told its own picture from the gallery's, against chance. The first
+    trial counts: later ones of the same picture are no new evidence."""
+    first = rows[rows["trial"] == rows["trial"].min()]["identified"].dropna()
     if gallery is None or first.empty:
         return None
     hits = int(first.sum())

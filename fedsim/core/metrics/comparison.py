@@ -1,8 +1,8 @@
-"""Reconstructions beside the truth, as metrics see them.
+"""Comparison: reconstructions beside the truth, as metrics see them.
 
 Several metrics start from the same thing (spectra, the features of a network), and the true
-pictures of one victim are compared with what every attack made of them: what is computed of a batch
-is kept with it, so that each such thing is computed once.
+pictures of one victim are compared with what every attack made of them. So what was computed from a
+batch is kept with it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ T = TypeVar("T")
 
 
 class Batch:
-    """Pictures (B, 3, H, W) in [0, 1], and what was computed of them."""
+    """Pictures (B, 3, H, W) in [0, 1], and what was computed from them."""
 
     def __init__(self, images: Tensor):
         self.images = images
-        self._kept: dict[Callable[[Tensor], Any], Any] = {}
+        self._computed: dict[Callable[[Tensor], Any], Any] = {}
 
     def once(self, function: Callable[[Tensor], T]) -> T:
         """``function`` of the pictures, computed when first asked for."""
-        if function not in self._kept:
-            self._kept[function] = function(self.images)
-        kept: T = self._kept[function]
-        return kept
+        if function not in self._computed:
+            self._computed[function] = function(self.images)
+        result: T = self._computed[function]
+        return result
 
     @property
     def side(self) -> int:

@@ -1,8 +1,8 @@
-"""LPIPS (Zhang et al. 2018): how far apart two pictures look to the layers of a classifier.
+"""Perceptual distance (LPIPS, Zhang et al. 2018): how far apart pictures look to a classifier.
 
-The linear heads come with the package `lpips`; the backbone under them is fetched once
-(`fedsim weights fetch`). The true picture of a victim is compared with many reconstructions, so its
-features are computed once (`LpipsFeatures`).
+The linear heads come with the package `lpips`; the backbone under them is fetched once (`fedsim
+weights fetch`). The true picture of a victim is compared with many reconstructions, so its features
+are computed once (`LpipsFeatures`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedsim.core.errors import ModelError
 from fedsim.core.weights import load_backbone
 
-SMALLEST = 32  # pixels a side; below, the deeper layers have nothing left to look at
+SMALLEST = 32  # pixels per side; below, the deeper layers have nothing left to look at
 CHUNK = 16  # pictures at once
 
 Net = Literal["alex", "vgg"]
@@ -41,7 +41,7 @@ def lpips_unavailable(net: Net = "alex") -> str | None:
 
 
 def lpips_unavailable_at(side: int) -> str | None:
-    """Why LPIPS cannot be computed here for pictures of so many pixels a side, or None."""
+    """Why LPIPS cannot be computed here for pictures of ``side`` pixels, or None."""
     if side < SMALLEST:
         return f"LPIPS looks at pictures of {SMALLEST} pixels and more, and these have {side}"
     return lpips_unavailable()
@@ -63,8 +63,8 @@ def lpips(a: Tensor, b: Tensor, net: Net = "alex") -> Tensor | None:
 def lpips_features(images: Tensor, net: Net = "alex") -> LpipsFeatures:
     """The unit features of every layer that LPIPS looks at."""
     network: Any = load_network(net)
-    seen = network.net(network.scaling_layer(2 * images.float() - 1))
-    return LpipsFeatures([_unit(layer) for layer in seen])
+    layers = network.net(network.scaling_layer(2 * images.float() - 1))
+    return LpipsFeatures([_unit(layer) for layer in layers])
 
 
 @torch.no_grad()
@@ -83,7 +83,7 @@ def _unit(layer: Tensor) -> Tensor:
 
 @functools.cache
 def load_network(net: Net) -> nn.Module:
-    """The package's LPIPS with its backbone; raises where that was not fetched."""
+    """The package's LPIPS with its backbone; raises where the backbone was not fetched."""
     import lpips as package
 
     layers = load_backbone(f"lpips-{net}")
@@ -96,5 +96,5 @@ def load_network(net: Net) -> nn.Module:
         assert module.bias is not None
         module.bias.data.copy_(bias)
     network.requires_grad_(False)
-    found: nn.Module = network.eval()
-    return found
+    frozen: nn.Module = network.eval()
+    return frozen

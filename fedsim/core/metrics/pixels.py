@@ -1,5 +1,5 @@
-"""Metrics on pixels and spectra. Images are (B, 3, H, W) in [0, 1]; every function works on a whole
-batch, because a run may score thousands of pictures of 224 x 224."""
+"""Pixel metrics, and those of spectra. Images are (B, 3, H, W) in [0, 1]; every function works on a
+whole batch, because a run may score thousands of pictures of 224 x 224."""
 
 from __future__ import annotations
 
@@ -71,8 +71,7 @@ class Spectra:
         return (1 - product / size).clamp(min=0)
 
     def shifts(self) -> Tensor:
-        """The shift (B, 2) of each second picture that phase correlation of the grey ones
-        proposes."""
+        """The shift (B, 2) of each second picture, by phase correlation of the grey pictures."""
         return cyclic_shifts(self.first.mean(1), self.second.mean(1), self.size)
 
 
@@ -96,7 +95,7 @@ def _hermitian(width: int) -> Tensor:
 def psnr_registered(a: Tensor, b: Tensor, spectra: Spectra | None = None) -> Tensor:
     """PSNR after the whole-pixel cyclic shift of ``b`` that fits ``a`` best.
 
-    The shift comes from phase correlation; where it does not help, there is none.
+    The shift comes from phase correlation; where it does not help, none is made.
     """
     shifts = (spectra or Spectra.of(a, b)).shifts()
     error = mse(a, b)
@@ -112,7 +111,7 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     the same numbers as scikit-image's, on whole batches."""
     taps = _window(min(a.shape[-2:]))
     a, b = a.float(), b.float()
-    # The mean of a window is taken off first: variances of bright flat pictures would drown in
+    # The mean of each channel is taken off first: variances of bright flat pictures would drown in
     # float32 otherwise.
     level = (a.mean((2, 3), keepdim=True) + b.mean((2, 3), keepdim=True)) / 2
     x, y = a - level, b - level
@@ -129,7 +128,7 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
 @functools.cache
 def _window(side: int) -> tuple[float, ...]:
-    """The Gaussian's weights; a flat window where the picture is smaller than it."""
+    """The Gaussian's weights; a flat window where the picture is smaller than the Gaussian."""
     if side < 2 * RADIUS + 1:
         width = side - (side + 1) % 2
         return (1 / width,) * width

@@ -1,4 +1,4 @@
-"""The table of metrics: all that the rest of the house knows of them.
+"""The table of metrics: all that the rest of the code knows of them.
 
 Scores, statistics, verdicts, benchmarks, reports, TensorBoard and the viewer read it, so that a
 metric is added by one entry. What a verdict says by definition (30 dB, 0.05 SSIM) stands with the
@@ -38,7 +38,7 @@ class Metric:
     digits: int = 3  # in tables
     headline_digits: int = 2
     shown: frozenset[Place] = TABLES
-    unavailable: Callable[[int], str | None] | None = None  # why not, for pictures of that side
+    unavailable: Callable[[int], str | None] | None = None  # why, for pictures of that side
 
     def __post_init__(self) -> None:
         if self.unavailable is not None and "headlines" in self.shown:

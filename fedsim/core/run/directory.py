@@ -56,10 +56,10 @@ class Run:
     def create(
         cls, root: str | Path, spec: Spec, *, deployed: bool = False, classes: int | None = None
     ) -> Run:
-        """A new run, or the same one again: another spec's directory is refused.
+        """A new run, or the same one again: a directory of another spec is refused.
 
         ``deployed`` says that its clients are not simulated: what they did is not done again.
-        ``classes`` is how many there are, for a server that has no data set to count them in.
+        ``classes`` is their number, for a server that has no data set to count them in.
         """
         run = cls(root)
         run.refuse_other(spec)
@@ -87,7 +87,7 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone in the directory. The system lets go of the lock when its process ends, however."""
+        """Alone in the directory. However the process ends, the system releases its lock."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -103,7 +103,7 @@ class Run:
                         f"another process ({owner}) is at work in '{self.root}'; wait until it "
                         f"is done, or stop it."
                     ) from None
-                # Otherwise a file system that has no locks: then nobody can be kept out.
+                # Otherwise the file system has no locks: then nobody can be kept out.
             os.truncate(handle, 0)
             os.write(handle, f"{os.getpid()}\n".encode())
             yield
@@ -111,14 +111,14 @@ class Run:
             os.close(handle)
 
     def refuse_other(self, spec: Spec) -> None:
-        """Raise where the directory holds something else than a run of this spec."""
-        held = self._held_digest()
-        if held is not None and held != spec.digest():
+        """Raise where the directory holds something other than a run of this spec."""
+        digest = self._present_digest()
+        if digest is not None and digest != spec.digest():
             raise RunError(
-                f"'{self.root}' already holds a run of another spec ({held}, not "
+                f"'{self.root}' already holds a run of another spec ({digest}, not "
                 f"{spec.digest()}); choose another directory or delete it."
             )
-        if held is not None:
+        if digest is not None:
             return
         if self.root.exists() and not self.root.is_dir():
             raise RunError(f"'{self.root}' is a file, not a directory.")
@@ -127,8 +127,8 @@ class Run:
                 f"'{self.root}' is not empty and holds no run; choose another directory."
             )
 
-    def _held_digest(self) -> str | None:
-        """The digest of the spec that the directory is of, None where it holds no run."""
+    def _present_digest(self) -> str | None:
+        """The digest of the spec whose run the directory holds, None where it holds no run."""
         recorded = self._recorded_digest()
         if recorded is None and self.spec_path.is_file():
             return self.spec.digest()
@@ -145,9 +145,9 @@ class Run:
 
     @property
     def classes(self) -> int | None:
-        """How many classes its clients have, where it was told because the data are elsewhere."""
-        told = self._recorded().get("classes")
-        return told if isinstance(told, int) else None
+        """How many classes its clients have, where they alone hold the data; otherwise None."""
+        count = self._recorded().get("classes")
+        return count if isinstance(count, int) else None
 
     def _recorded(self) -> dict[str, Any]:
         try:
@@ -157,7 +157,7 @@ class Run:
         return about if isinstance(about, dict) else {}
 
     def _spec_is_whole(self) -> bool:
-        """Half a spec can be a spec, of another experiment: the digest tells."""
+        """Half a spec can still be a spec, of another experiment: the digest tells."""
         try:
             return self._recorded_digest() in (None, self.spec.digest())
         except FedsimError:
@@ -216,7 +216,7 @@ class Run:
 
     @property
     def spool(self) -> Path:
-        """Updates of a round that is under way and not kept."""
+        """Updates of the round under way that are not kept as observations."""
         return self.root / SPOOL
 
     @property
@@ -235,12 +235,12 @@ class Run:
 
     @property
     def scores(self) -> pd.DataFrame:
-        """One row a reconstructed image."""
+        """One row per reconstructed image."""
         return self._table(SCORES)
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """One row a federated round."""
+        """One row per federated round."""
         return self._table(ROUNDS)
 
     @property
@@ -257,14 +257,14 @@ class Run:
             return []
         lines = path.read_text(errors="replace").splitlines()
         events = [_event(line) for line in lines if line.strip()]
-        kept = [event for event in events if event is not None]
-        if len(kept) < len(events):
-            lost = f"lines of {EVENTS} were damaged and are lost: {len(events) - len(kept)}"
-            kept.append({"kind": "events_lost", "message": lost})
-        return kept
+        whole = [event for event in events if event is not None]
+        if len(whole) < len(events):
+            lost = f"lines of {EVENTS} were damaged and are lost: {len(events) - len(whole)}"
+            whole.append({"kind": "events_lost", "message": lost})
+        return whole
 
     def note(self, kind: str, message: str, **where: Any) -> None:
-        """Append to the run's events, once each."""
+        """Append to the run's events; the same event only once."""
         event = {"kind": kind, "message": message, **where}
         known = self.events()
         if event not in known:
@@ -303,7 +303,7 @@ class Run:
         return f"Run('{self.root}')"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the verdicts, and where the report is."""
+        """For Jupyter: the verdicts, and where the report is."""
         if not self.summary_path.is_file():
             return f"<p><b>Run</b> <code>{escape(str(self.root))}</code>: not finished yet.</p>"
         rows = "".join(
@@ -327,5 +327,5 @@ def _event(line: str) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    told = isinstance(event, dict) and {"kind", "message"} <= event.keys()
-    return event if told else None
+    whole = isinstance(event, dict) and {"kind", "message"} <= event.keys()
+    return event if whole else None

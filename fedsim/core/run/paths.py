@@ -1,8 +1,8 @@
-"""Paths: the name of every file and folder of a run, and nothing else knows them.
+"""Paths: the name of every file and folder of a run.
 
 spec.yaml run.json run.lock rounds.csv events.jsonl checkpoint.safetensors
-observations/ vault/ reconstructions/ learned/ canaries.json
-scores.csv scores.parquet summary.json report.html
+observations/ vault/ spool/ reconstructions/ learned/ offline/ positions/ canaries.json
+scores.csv scores.parquet summary.json report.html report-redacted.html grid.png
 
     observations/round-0001/weights.safetensors, .json       what was sent, once for the round
     observations/round-0001/client-0003.safetensors, .json   what came back
@@ -33,7 +33,7 @@ ROUND_COLUMNS = (
 
 
 def observation_name(round_: int, client: int) -> str:
-    """One client in one round: how every file of theirs begins."""
+    """One client in one round: how the name of each of its files begins."""
     return f"round-{round_:04d}/client-{client:04d}"
 
 
@@ -73,7 +73,7 @@ def result_path(results: Path, label: str, round_: int, client: int, trial: int)
 
 
 def failure_path(result: Path) -> Path:
-    """Where it is said why there is no such result."""
+    """Where the reason is written why there is no such result."""
     return result.with_suffix(FAILURE)
 
 
@@ -83,10 +83,10 @@ def notebook_path(result: Path) -> Path:
 
 
 def lesson_path(memory: Path, lesson: int) -> Path:
-    """What is told of a lesson, in the memory of an attack that learns."""
+    """The record of a lesson, in the memory of an attack that learns."""
     return memory / f"lesson-{lesson:04d}.json"
 
 
 def list_lessons(memory: Path) -> list[Path]:
-    """What is told of the lessons in a memory, in their order."""
+    """The records of the lessons in a memory, in order."""
     return sorted(memory.glob("lesson-????.json"))
