@@ -260,7 +260,7 @@ def batch_size_from_rank(update: Update, model: nn.Module) -> int:
 
 
 def numerical_rank(matrix: Tensor) -> int:
-    """Rank at the precision of float32: before the largest gap below one part in 1e4."""
+    """Singular values before the largest gap below one part in 1e4: the rank in float32."""
     values = torch.linalg.svdvals(matrix.double())
     values = values[values > 0]
     if not len(values):

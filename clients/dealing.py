@@ -29,7 +29,7 @@ from fedsim.core.spec import DataSpec, Positive, Spec
 
 HOLDING = "holding.safetensors"
 PUBLIC = Path("server") / "public.json"
-MOST_PICTURES, MOST_BYTES = 256, 32 << 20  # in one file, or a single picture
+MOST_PICTURES, MOST_BYTES = 256, 32 << 20  # of a file with several pictures
 _AGAIN = "deal it again with `fedsim deal`"
 
 
@@ -208,7 +208,7 @@ def _content(
 
 
 def _is_dealt(folder: Path, spec: Spec, client: int) -> bool:
-    """Whether all is there and whole, and the data set has not become another since."""
+    """Whether all is there and whole, and the data set has not changed since."""
     now = simulated_holding(spec, client)
     try:
         dealt = open_holding(folder, spec, client)

@@ -14,6 +14,6 @@ def spent(noise: float, rate: float, steps: int, delta: float) -> float:
         return float("inf")
     accountant = RDPAccountant()
     accountant.history = [(noise, rate, steps)]
-    with warnings.catch_warnings():  # at budgets that mean nothing, a looser bound is no news
+    with warnings.catch_warnings():  # of loose bounds, at budgets that mean nothing
         warnings.simplefilter("ignore")
         return float(accountant.get_epsilon(delta))

@@ -96,7 +96,7 @@ def train_generator(
     every = max(1, schedule.steps // 200)
     with torch.random.fork_rng(devices=[]):
         while step < schedule.steps:
-            torch.manual_seed(seed * 1_000_003 + step)  # by step, so that a resume draws on
+            torch.manual_seed(seed * 1_000_003 + step)  # by step: a resume draws the same
             both.train()
             rows = torch.randint(len(images), (min(schedule.batch_size, len(images)),))
             batch = _varied(images[rows]).to(device)

@@ -51,7 +51,7 @@ class DerivativeParameters:
         features: FeaturePrior | None,
         labels: Tensor,
     ) -> Matcher:
-        """The matcher of the client that ``problem`` assumes; why this way is noted in it."""
+        """The matcher of the client that ``problem`` assumes, which notes why it goes this way."""
 
         def make(way: Way) -> Matcher:
             options: dict[str, Any] = {

@@ -66,7 +66,7 @@ class ClientParameters:
     pictures: Count | None = None
 
     def problem(self, view: View, device: torch.device) -> Problem:
-        """What the update asks, as far as the view tells."""
+        """The problem that the update poses, as far as the view tells."""
         model = view.model().to(device)
         informed = view.informed(model) if self.adaptive else Informed(view.update)
         update, notes = informed.update, list(informed.notes)

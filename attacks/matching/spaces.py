@@ -75,7 +75,7 @@ class Pixels:
 
 @dataclass
 class Latents:
-    """What a generator with fixed weights can make; ``weight`` draws latents to ``centre``."""
+    """What a generator with fixed weights can make; ``weight`` pulls latents to ``centre``."""
 
     generator: nn.Module
     start: Tensor  # (S, B, *latents)

@@ -232,7 +232,7 @@ def _stamp(path: str) -> str:
 
 
 def _folder_stamp(status: os.stat_result) -> str:
-    # The time of the last change as well: copying tools set the other one as they like.
+    # The inode's time as well: copying tools set the time of modification as they like.
     return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_ctime_ns}"
 
 

@@ -192,7 +192,7 @@ def _blocks(model: nn.Module) -> int:
 
 
 def _data(spec: Spec) -> tuple[int | None, int | None]:
-    """Classes, and samples of the smallest shard where they decide something; None: unknown."""
+    """Classes, and samples of the smallest shard; None: unknown."""
     try:
         images = images_of(spec.data, "train")
     except DataError:

@@ -30,7 +30,7 @@ from fedsim.defenses.applied import countered
 
 EXACT_DB = 40.0  # a picture without a visible difference
 DRAWS, CHANCES = 4, 12  # batches: usually; where a defense tosses a coin for each
-LARGE, LARGE_DRAWS = 2e9, 2  # parameters times patches of 16 x 16 pixels: beyond, fewer
+LARGE, LARGE_DRAWS = 2e9, 2  # parameters times patches of 16 x 16 pixels: beyond, fewer draws
 MOST_LABELS = 8  # pictures in a batch whose labels are read
 CONTRAST = 0.35  # of made-up pictures: about an eighth of them is black or white
 

@@ -21,7 +21,7 @@ from fedsim.defenses import DEFENSES
 
 
 def _first_lines(kind: str, table: Mapping[str, str]) -> dict[str, str]:
-    """The first sentence of each entry's module: what it is."""
+    """The first paragraph of each entry's module: what it is."""
     import sys
 
     lines = {}
