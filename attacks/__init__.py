@@ -1,8 +1,8 @@
 """The attacks: one file each, beside the pieces they share. They import only `fedsim.core`.
 
 An attack is a dataclass of its parameters that says what it needs and turns a View into a
-Reconstruction. To add one, write the file and add its line here, or name it in a spec by its
-import path ``package.module:Class``.
+Reconstruction. To add one, write the file and add its line here, or name it in a spec by its import
+path ``package.module:Class``.
 """
 
 from __future__ import annotations

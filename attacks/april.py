@@ -24,7 +24,7 @@ from fedsim.core.errors import AttackError
 
 @dataclass(frozen=True, kw_only=True)
 class April(MatchingAttack):
-    """``alpha`` weighs the position term, which the paper leaves open; ``tv`` is none of theirs."""
+    """``alpha`` weighs the position term, which the paper leaves open; ``tv`` is no part of it."""
 
     alpha: Weight = 1.0
     tv: Weight = 0.0

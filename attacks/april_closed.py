@@ -5,8 +5,8 @@ Where the first attention reads the embedded tokens Z themselves (the paper's Ar
 
     G^T Z = Q^T dQ + K^T dK + V^T dV        (their Theorem 1)
 
-determines Z, and the pseudo-inverse of the patch projection gives the pixels. With fewer
-channels than pixels in a patch, that inverse loses most of them: `patch_solve` does not need it.
+determines Z, and the pseudo-inverse of the patch projection gives the pixels. With fewer channels
+than pixels in a patch, that inverse loses most of them: `patch_solve` does not need it.
 """
 
 from __future__ import annotations

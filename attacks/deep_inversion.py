@@ -36,9 +36,9 @@ class DeepInversion(MatchingAttack):
     ``cpu``: a few hundred steps on a small network, where one cosine over all layers and total
     variation as a mean get further. Coefficients that are given win over the preset's.
 
-    ``batchnorm``: which statistics the features are drawn to. ``exact`` are the batch's own,
-    from the buffers the client uploaded or from a threat model that grants them; ``running``
-    those of the model that was sent; ``auto`` the best there is."""
+    ``batchnorm``: which statistics the features are pulled to. ``exact`` are the batch's own, from
+    the buffers the client uploaded or from a threat model that grants them; ``running`` those of
+    the model that was sent; ``auto`` the best there is."""
 
     uses: ClassVar[frozenset[str]] = MatchingAttack.uses | {"batch_statistics"}
 

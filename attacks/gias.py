@@ -1,9 +1,9 @@
 """GIAS (Jeon et al. 2021): gradient inversion in alternative spaces, through a generator.
 
-Search the latents z of a trained generator first, then let each image have the generator's
-weights w to itself (z/w), or its own pixels (z/x). Adam with the learning rate times 0.1 at 3/8,
-5/8 and 7/8 of the steps, cosine over all layers, total variation (their section 4.1, Appendix
-A and H). ``x`` is plain pixels, ``w`` a generator that nobody trained (a deep image prior).
+Search the latents z of a trained generator first, then for each image a copy of the generator's
+weights w (z/w), or its pixels (z/x). Adam with the learning rate times 0.1 at 3/8, 5/8 and 7/8 of
+the steps, cosine over all layers, total variation (their section 4.1, Appendix A and H). ``x`` is
+plain pixels, ``w`` a generator that nobody trained (a deep image prior).
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ SpaceName = Literal["x", "z", "w", "z/x", "z/w"]
 
 @dataclass(frozen=True, kw_only=True)
 class Gias(MatchingAttack):
-    """``space``: what is searched; after a stroke, what is searched next, for ``refine`` steps.
+    """``space``: what is searched; after a slash, what is searched next, for ``refine`` steps.
 
-    ``trained``: take the generator of the threat section (not granted: refused), or a fresh one
-    of ``architecture`` and ``options``; by default the trained one, but for space w. ``lr``,
-    ``lr_z``, ``lr_w``: step sizes of pixels, latents and weights. ``latent`` draws latents to the
-    middle. ``grey``: plain pixels with one channel, so that a grey generator is not compared with
-    a search in colour. The authors run 500 to 1,500 steps on z and 5,000 and more on w.
+    ``trained``: take the generator of the threat section (refused where it is not granted), or a
+    fresh one of ``architecture`` and ``options``; by default the trained one, but for space w.
+    ``lr``, ``lr_z``, ``lr_w``: step sizes of pixels, latents and weights. ``latent`` pulls latents
+    to the middle. ``grey``: plain pixels with one channel, so that a grey generator is not compared
+    with a search in colour. The authors run 500 to 1,500 steps on z and 5,000 and more on w.
     """
 
     uses: ClassVar[frozenset[str]] = MatchingAttack.uses | {"batch_statistics"}

@@ -49,14 +49,14 @@ SHOWN = 8  # latents whose images are kept from step to step, to look at
 @dataclass(frozen=True, kw_only=True)
 class Giml(Gias):
     """Learning: ``meta_steps`` after each round, on all observations so far, of ``tasks``
-    observations each; ``task_steps`` on the latents at ``task_lr``; ``shared_steps`` on the
-    weights at ``shared_lr``; then w moves by ``beta`` of the way to w' (``outer`` reptile) or by
-    an Adam step of ``outer_lr`` in that direction (``outer`` adam). ``lessons``: learn from the
-    first so many rounds only.
+    observations each; ``task_steps`` on the latents at ``task_lr``; ``shared_steps`` on the weights
+    at ``shared_lr``; then w moves by ``beta`` of the way to w' (``outer`` reptile) or by an Adam
+    step of ``outer_lr`` in that direction (``outer`` adam). ``lessons``: learn from the first so
+    many rounds only.
 
-    Attacking: as GIAS with the generator as it was ``after`` so many meta-steps; by default
-    after all. A snapshot is kept every ``snapshot`` meta-steps (by default after each lesson), as
-    a file that GIAS can use.
+    Attacking: as GIAS with the generator as it was ``after`` so many meta-steps; by default after
+    all. A snapshot is kept every ``snapshot`` meta-steps (by default after each lesson), as a file
+    that GIAS can use.
     """
 
     space: SpaceName = "z"
@@ -83,7 +83,7 @@ class Giml(Gias):
 
     @property
     def _trained(self) -> bool:
-        return False  # by nobody else
+        return False  # it learns its own
 
     # -- what it learns, and when -------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Giml(Gias):
         device: torch.device,
         progress: Progress,
     ) -> Lesson:
-        """The meta-steps of one lesson, from where the memory is."""
+        """The meta-steps of one lesson, from where the memory left off."""
         if self.lessons is not None and lesson > self.lessons:
             return Lesson(notes=["learning is over"])
         if not len(traffic):
@@ -138,8 +138,8 @@ class Giml(Gias):
         view = problem.view
         if view.memory is None:
             raise AttackError("giml attacks only after it has learned, in an audit of its own.")
-        kept = sorted(view.memory.glob("step-*.safetensors"))
-        steps = [int(path.stem.split("-")[1]) for path in kept]
+        snapshots = sorted(view.memory.glob("step-*.safetensors"))
+        steps = [int(path.stem.split("-")[1]) for path in snapshots]
         if not steps or steps[-1] == 0:
             raise AttackError(
                 "giml has learned nothing: no update was observed in the rounds of its lessons."
@@ -149,17 +149,17 @@ class Giml(Gias):
             raise AttackError(
                 f"giml kept no generator after {last} meta-steps; it kept {_listed(steps)}."
             )
-        file = kept[steps.index(last)]
-        seen = generator_metadata(file).get("observations", 0)
+        file = snapshots[steps.index(last)]
+        count = generator_metadata(file).get("observations", 0)
         problem.notes.append(
-            f"generator learned from gradients alone: {last} meta-steps on {seen} observations"
+            f"generator learned from gradients alone: {last} meta-steps on {count} observations"
         )
         chosen = GeneratorSpec(checkpoint=str(file))
         return load_generator(chosen, image_size=problem.side).to(problem.device)
 
 
 class MetaLearner:
-    """The generator between meta-steps; everything that must survive a crash is on its page."""
+    """The generator between meta-steps; what must survive a crash is on its page."""
 
     def __init__(
         self, attack: Giml, traffic: Traffic, memory: Path, seed: int, device: torch.device
@@ -214,7 +214,7 @@ class MetaLearner:
         return loss
 
     def _tasks(self, coin: torch.Generator) -> list[Task]:
-        """Observations at random; one that cannot be used is passed over, and told."""
+        """Observations at random; one that cannot be used is passed over and noted."""
         count, tasks = min(self.attack.tasks, len(self.traffic)), list[Task]()
         for row in torch.randperm(len(self.traffic), generator=coin).tolist():
             address = self.traffic.addresses[row]
@@ -247,7 +247,7 @@ class MetaLearner:
         return task
 
     def _latents(self, task: Task, coin: torch.Generator) -> tuple[Tensor, float]:
-        """The latents that match best with the weights held, (1, B, ...)."""
+        """The latents that match best with the weights fixed, (1, B, ...)."""
         attack, problem = self.attack, task.problem
         space = Latents(
             self.net,
@@ -258,7 +258,7 @@ class MetaLearner:
             attack.latent,
         )
         budget = Budget(steps=attack.task_steps, lr=attack.task_lr, schedule="step")
-        found = search(
+        best = search(
             task.matcher,
             space,
             task.labels,
@@ -266,7 +266,7 @@ class MetaLearner:
             terms=attack.terms(problem),
             progress=no_progress,
         )
-        return found.variables[0], found.loss
+        return best.variables[0], best.loss
 
     def _shared(self, tasks: list[Task], latents: list[Tensor]) -> tuple[list[Tensor], float]:
         """w' after the shared steps on all tasks, and their last mean matching loss."""
@@ -307,14 +307,14 @@ class MetaLearner:
         """How far from the middle the tasks' latents lie, where 1 is as far as random ones."""
         centre = centre_of(self.net, self.device)
         usual = draw_latents(self.net, 1, 256, torch.Generator().manual_seed(0))[0]
-        found = torch.cat([z.flatten(0, 1) for z in latents])
-        ratio = (found - centre).square().mean() / (usual - centre).square().mean()
+        matched = torch.cat([z.flatten(0, 1) for z in latents])
+        ratio = (matched - centre).square().mean() / (usual - centre).square().mean()
         return float(ratio.sqrt())
 
     # -- what is kept -------------------------------------------------------------------------
 
     def _write(self) -> None:
-        """State, snapshot and samples after a meta-step; the state last, so that it counts."""
+        """State, snapshot and samples after a meta-step; the state last, to vouch for both."""
         self.memory.mkdir(parents=True, exist_ok=True)
         attack = self.attack
         if self.step % (attack.snapshot or attack.meta_steps) == 0 or (
@@ -376,9 +376,9 @@ def draw_samples(samples: Tensor, path: Path, rows: int = 8) -> None:
     picked = torch.linspace(0, len(samples) - 1, min(rows, len(samples))).round().long()
     grid = samples[picked].permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
     picture = Image.fromarray(grid.numpy())
-    held = io.BytesIO()
-    picture.save(held, "PNG")
-    write_atomically(path, held.getvalue())
+    png = io.BytesIO()
+    picture.save(png, "PNG")
+    write_atomically(path, png.getvalue())
 
 
 def _listed(steps: list[int]) -> str:

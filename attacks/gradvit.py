@@ -1,8 +1,8 @@
 """GradViT (Hatamizadeh et al. 2022): batches of Vision Transformers, in two phases.
 
-First gradient matching alone, then half of it with an image prior: the BatchNorm statistics of
-a CNN that has seen natural images. Throughout, a patch prior, consistency over seeds, l2 and
-total variation (their Eq. 1 to 11).
+First gradient matching alone, then half of it with an image prior: the BatchNorm statistics of a
+CNN trained on natural images. Throughout, a patch prior, consistency over seeds, l2 and total
+variation (their Eq. 1 to 11).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Inverting Gradients (Geiping et al. 2020): find images whose gradient points the same way.
 
-Minimises 1 - cos(g(x), g*) + a TV(x), cosine over all parameters at once (their Eq. 4), with
-signed Adam steps, inside the box of valid images.
+Minimises 1 - cos(g(x), g*) + a TV(x), cosine over all parameters at once (their Eq. 4), with signed
+Adam steps, inside the box of valid images.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Joint inversion (Jeon et al. 2021, Appendix D): one client's images from several rounds at once.
 
 Minimises sum_t cost(x; theta_t, g_t) over the images that stand behind a client's updates. Which
-update saw which image is told by the recovered labels: images of one class are held to be the
-same ones in every round. Each round adds equations for the same unknowns.
+update saw which image is told by the recovered labels: images of one class are taken to be the same
+ones in every round. Each round adds equations for the same unknowns.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fedsim.core.knowledge import View
 
 @dataclass(frozen=True, kw_only=True)
 class Joint(InvertingGradients):
-    """``rounds``: how many of the client's updates are used, this one and those before it; all
-    by default. The result holds the images of this update alone."""
+    """``rounds``: how many of the client's updates are used, this one and those before it; all by
+    default. The result holds the images of this update alone."""
 
     rounds: Count | None = None
 
@@ -52,24 +52,24 @@ class Joint(InvertingGradients):
 
 
 def share_images(labels: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-    """Which image each update saw where, and the class of every image.
+    """Which images each update saw, in the order of its labels, and the class of every image.
 
-    Of a class as many images are assumed as the update with most of it shows.
+    A class is assumed to have as many images as the update that shows most of it.
     """
     slots: dict[int, list[int]] = {}
     classes: list[int] = []
     rows: list[list[int]] = []
     for batch in labels:
         used: Counter[int] = Counter()
-        seen = []
+        indices = []
         for label in batch:
             of_class = slots.setdefault(label, [])
             if used[label] == len(of_class):
                 of_class.append(len(classes))
                 classes.append(label)
-            seen.append(of_class[used[label]])
+            indices.append(of_class[used[label]])
             used[label] += 1
-        rows.append(seen)
+        rows.append(indices)
     return rows, classes
 
 

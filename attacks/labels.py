@@ -1,8 +1,8 @@
 """Labels: read from the update of the classification head.
 
-With cross-entropy, the gradient in the logits of sample i is p_i - y_i. The head's bias gets
-its mean over the batch, so only a class that is in the batch can have a negative entry; the
-head's weights get mean_i (p_i - y_i) h_i^T, with h_i the features of sample i. From these:
+With cross-entropy, the gradient in the logits of sample i is p_i - y_i. The head's bias gets its
+mean over the batch, so only a class that is in the batch can have a negative entry; the head's
+weights get mean_i (p_i - y_i) h_i^T, with h_i the features of sample i. From these:
 
 - ``bias``: counts of every class, from the bias gradient; knows repeated labels.
 - ``min``: the classes whose weight rows hold the most negative entry (GradInversion Eq. 8);
@@ -13,12 +13,12 @@ head's weights get mean_i (p_i - y_i) h_i^T, with h_i the features of sample i. 
   left to read where a sparsified bias shows next to nothing.
 - ``steps``: counts behind a weight delta of local steps, whose predictions are followed along
   the way (after RLU, Ma et al. 2023).
-
-The counts need the mean predictions p; they are those of the mean features, which are the
-least-squares solution of dW = db h^T.
 - ``auto`` takes what the update shows: ``steps`` for a delta whose protocol is known, ``bias``
   where there is a bias that is not mostly zeros, ``rows`` or ``sum`` where the weight rows have one
   sign each, else ``min``.
+
+The counts need the mean predictions p; they are those of the mean features, which are the
+least-squares solution of dW = db h^T.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class _HeadUpdate:
     @classmethod
     def of(cls, update: Update, model: nn.Module) -> _HeadUpdate:
         names = head_names(model)
-        found = [update.tensors[name] for name in names if name in update.tensors]
-        if not found:
+        uploaded = [update.tensors[name] for name in names if name in update.tensors]
+        if not uploaded:
             raise AttackError(
                 f"the update holds no gradient of the head ({', '.join(names)}), so the labels "
                 f"cannot be read from it."
             )
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in found):
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in uploaded):
             raise AttackError("the head's update holds numbers that are not finite.")
-        by_rank = {tensor.dim(): update.kind.sign * tensor.double().cpu() for tensor in found}
+        by_rank = {tensor.dim(): update.kind.sign * tensor.double().cpu() for tensor in uploaded}
         return cls(by_rank.get(2), by_rank.get(1))
 
 
@@ -84,7 +84,7 @@ def recover_labels(
         if head.bias is None:
             raise AttackError("labels: bias needs the head's bias, which the update lacks.")
         if update.kind is Upload.DELTA or (protocol is not None and protocol.clip is not None):
-            return labels_from_counts(head.bias, count)  # of a size that nobody knows
+            return labels_from_counts(head.bias, count)  # of unknown scale
         return _labels_from_bias(head, model, count)
     if head.weight is None:
         raise AttackError(f"labels: {rule} needs the head's weight, which the update lacks.")
@@ -154,13 +154,13 @@ def _labels_from_steps(
 ) -> Tensor:
     """Counts of ``count`` samples seen over ``steps`` SGD steps, from the head's delta.
 
-    The predictions move from where they were to where the update leaves them; their mean along
-    the way is what the bias moved up by.
+    The predictions move from where they were to where the update leaves them; their mean along the
+    way, less the labels, is what the bias moved by.
     """
     assert head.weight is not None
     assert head.bias is not None
-    own = dict(model.named_parameters())
-    weight, bias = (own[name].detach().double().cpu() for name in head_names(model))
+    parameters = dict(model.named_parameters())
+    weight, bias = (parameters[name].detach().double().cpu() for name in head_names(model))
     pull = momentum_pull(protocol, steps)
     decay = protocol.weight_decay
     step_bias = head.bias / (protocol.lr * pull) - decay * bias
@@ -186,37 +186,37 @@ def _predictions(
     """What the model predicts on average, (C,), after a share of the update.
 
     The mean features are the least-squares solution h of dW = db h^T. One softmax of a mean is
-    surer than the mean of softmaxes, so this is halved with knowing nothing.
+    surer than the mean of softmaxes, so it is averaged with the uniform distribution.
     """
     uniform = torch.full_like(bias_step, 1 / len(bias_step))
     if weight_step is None:
         return uniform
     features = weight_step.T @ bias_step / bias_step.square().sum().clamp(min=1e-300)
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     names = head_names(model)
-    logits = own[names[0]].detach().double().cpu() @ features
+    logits = parameters[names[0]].detach().double().cpu() @ features
     if len(names) > 1:
-        logits = logits + own[names[1]].detach().double().cpu()
+        logits = logits + parameters[names[1]].detach().double().cpu()
     if share and head.weight is not None and head.bias is not None:
         logits = logits - share * (head.weight @ features + head.bias)
     return (logits.softmax(0) + uniform) / 2
 
 
-def counted(seen: Tensor, count: int, present: Tensor) -> Tensor:
+def counted(shares: Tensor, count: int, present: Tensor) -> Tensor:
     """Labels from the estimated share of every class; what is proven to be there comes first."""
     taken = present.long()
     if int(taken.sum()) > count:  # more proofs than samples: noise; the largest shares win
-        return seen.argsort(descending=True)[:count].sort().values
+        return shares.argsort(descending=True)[:count].sort().values
     while int(taken.sum()) < count:
-        taken[int((count * seen - taken).argmax())] += 1
+        taken[int((count * shares - taken).argmax())] += 1
     return torch.repeat_interleave(torch.arange(len(taken)), taken)
 
 
 def labels_from_counts(gradient: Tensor, batch_size: int) -> Tensor:
     """Greedy counting on a bias gradient of unknown scale, after LLG (Wainakh et al. 2022).
 
-    Each sample pulls its class down by one impact, estimated from the sum of the negative
-    entries: the most negative class is taken, one impact is given back, and so on.
+    Each sample pulls its class down by one impact, estimated from the sum of the negative entries:
+    the most negative class is taken, one impact is given back, and so on.
     """
     remaining = gradient.clone()
     impact = float(remaining.clamp(max=0).sum().abs()) / batch_size * (1 + 1 / len(gradient))
@@ -260,7 +260,7 @@ def batch_size_from_rank(update: Update, model: nn.Module) -> int:
 
 
 def numerical_rank(matrix: Tensor) -> int:
-    """Rank at the precision of float32: before the largest gap below one part in 1e4."""
+    """Singular values before the largest gap below one part in 1e4: the rank in float32."""
     values = torch.linalg.svdvals(matrix.double())
     values = values[values > 0]
     if not len(values):

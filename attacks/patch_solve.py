@@ -1,18 +1,17 @@
 """Patch-embedding solve: one image of a Vision Transformer, exactly, from one linear system.
 
-With a learnable position embedding E and one image of patches X (N, P), the patch projection
-W (D, P) and E share the gradient G = dL/dE (N, D) of the tokens, so that
+With a learnable position embedding E and one image of patches X (N, P), the patch projection W
+(D, P) and E share the gradient G = dL/dE (N, D) of the tokens, so that
 
     dL/dW = G^T X
 
-holds exactly whatever comes after: pre-norm, residuals, class token or pooling, any depth. It
-also holds for the weight delta of several SGD steps on one image: every step adds its own
-G_k^T X with the same factor on both sides, whatever momentum and clipping make of it, and what
-weight decay adds is known. The
-least squares for X needs neither attention nor an inverse of W. It is determined where
-rank(G) = N; pre-norm makes the rows of G orthogonal to the ones vector, so the rank is at most
-D - 1. Derived here; APRIL (Lu et al. 2022) is kin: it solves for the tokens inside a modified
-first attention block.
+holds exactly whatever comes after: pre-norm, residuals, class token or pooling, any depth. It also
+holds for the weight delta of several SGD steps on one image: every step adds its own G_k^T X with
+the same factor on both sides, whatever momentum and clipping make of it, and what weight decay adds
+is known. The least squares for X needs neither attention nor an inverse of W. It is determined
+where rank(G) = N; pre-norm makes the rows of G orthogonal to the ones vector, so the rank is at
+most D - 1. Derived here; APRIL (Lu et al. 2022) is related: it solves for the tokens inside a
+modified first attention block.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ class PatchSolve(ClosedForm):
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         parts = transformer_parts(model, "patch_solve")
-        seen = view.informed(model) if self.adaptive else Informed(view.update)
-        tensors, notes = seen.update.tensors, list(seen.notes)
+        informed = view.informed(model) if self.adaptive else Informed(view.update)
+        tensors, notes = informed.update.tensors, list(informed.notes)
         match view.update.kind:
             case Upload.GRADIENT:
                 pass
@@ -124,8 +123,8 @@ def _without_decay(view: View, model: nn.Module, notes: list[str]) -> dict[str, 
     """A weight delta less what weight decay made of the weights, as far as it is known.
 
     SGD with momentum and decay is linear: the weights after the steps are f times those before,
-    plus a filter of the gradients that is the same for every weight. One number f, found by
-    running the recursion without gradients, takes the first part out.
+    plus a filter of the gradients that is the same for every weight. One number f, found by running
+    the recursion without gradients, takes the first part out.
     """
     delta = view.update.tensors
     if not (view.grants("optimizer") and view.grants("learning_rate")):
@@ -143,9 +142,9 @@ def _without_decay(view: View, model: nn.Module, notes: list[str]) -> dict[str, 
     for _ in range(steps_of_round(steps, epochs, samples, view.batch_size)):
         memory = protocol.momentum * memory + protocol.weight_decay * weight
         weight -= protocol.lr * memory
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     return {
-        name: tensor.double() - (weight - 1) * own[name].detach().double()
+        name: tensor.double() - (weight - 1) * parameters[name].detach().double()
         for name, tensor in delta.items()
     }
 

@@ -1,4 +1,4 @@
-"""The baseline that ignores the update: what a guesser scores who never saw it."""
+"""Prior only: the baseline that guesses without looking at the update."""
 
 from __future__ import annotations
 

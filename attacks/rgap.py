@@ -1,13 +1,13 @@
 """R-GAP (Zhu, Blaschko 2021): one image, layer by layer from the head back, in closed form.
 
-Of every layer the output u and the gradient d = dL/du are known once the next layer is done;
-its input x then solves two linear systems at once: the layer itself, W x = u (as far as the
-activation can be undone), and its own gradient, dW = d x^T. For plain chains of convolutions and
-linear layers, one image.
+Of every layer the output u and the gradient d = dL/du are known once the next layer is done; its
+input x then solves two linear systems at once: the layer itself, W x = u (as far as the activation
+can be undone), and its own gradient, dW = d x^T. For plain chains of convolutions and linear
+layers, one image.
 
 Where the systems have fewer equations than unknowns, a generator can fill in: min_z |A f(G(z)) - b|
-with f the layers before (Jeon et al. 2021, Appendix C). What it finds is an image of the
-generator's, so it is worth it for few layers only.
+with f the layers before (Jeon et al. 2021, Appendix C). It finds an image of the generator's, so it
+pays off for few layers only.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RGap(ClosedForm):
     """Solves in float64. The error of a layer is handed on to those before it, so depth hurts.
 
     ``generator``: which layers the threat model's generator solves: none, those whose system is
-    underdetermined, or all; ``steps`` and ``seeds`` of its search.
+    underdetermined, or all; ``steps`` and ``seeds``: of its search.
     """
 
     generator: Literal["none", "underdetermined", "all"] = "none"
@@ -131,20 +131,20 @@ class Layer:
     activation: nn.Module | None = None  # the module behind ``after``
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Forwards, in float64."""
+        """The layer's output, in float64."""
         weight, bias = self.module.weight.detach().double(), self.module.bias
-        held = bias.detach().double() if bias is not None else None
+        offset = bias.detach().double() if bias is not None else None
         if isinstance(self.module, nn.Linear):
-            y = F.linear(x.flatten(1), weight, held)
+            y = F.linear(x.flatten(1), weight, offset)
         else:
             m = self.module
-            y = F.conv2d(x, weight, held, m.stride, m.padding, m.dilation)
+            y = F.conv2d(x, weight, offset, m.stride, m.padding, m.dilation)
         return y if self.activation is None else self.activation(y)
 
 
 @dataclass
 class Filler:
-    """A generator in place of a linear solve: the image of its own that fits a system best."""
+    """A generator in place of a linear solve: its image that fits a system best."""
 
     generator: nn.Module
     layers: list[Layer]
@@ -252,8 +252,7 @@ def _head(layer: Layer, gradients: dict[str, Tensor], label: int) -> tuple[Tenso
 
 
 def _head_without_bias(layer: Layer, d_weight: Tensor, label: int) -> tuple[Tensor, Tensor]:
-    """dW = (p - y) h^T is known up to how it splits; p = softmax(W h) says how: bisection on
-    the size of h."""
+    """dW = (p - y) h^T leaves the size of h open; p = softmax(W h) fixes it, by bisection."""
     left, size, right = torch.linalg.svd(d_weight, full_matrices=False)
     d, h = left[:, 0], right[0] * size[0]
     if float(d[label]) > 0:  # the true class is the one that is pulled up
@@ -296,7 +295,7 @@ def _system(
     gradients: dict[str, Tensor],
     inner: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
-    """Both systems for the layer's input in one, each row at the size of one."""
+    """Both systems for the layer's input in one, each scaled to rows of mean norm one."""
     d_weight = gradients.get(f"{layer.name}.weight")
     if d_weight is None:
         raise AttackError(f"rgap needs the gradient of {layer.name}, which was not uploaded.")
@@ -306,8 +305,8 @@ def _system(
             f"rgap would need a system of {entries / 1e9:.1f} billion numbers for {layer.name}; "
             f"use smaller images or fewer channels."
         )
-    forward, own = _matrices(layer.module, weight, d, inner)
-    systems = [(forward[known], u[known]), (own, d_weight.flatten())]
+    forward, backward = _matrices(layer.module, weight, d, inner)
+    systems = [(forward[known], u[known]), (backward, d_weight.flatten())]
     scaled = [(a, b, a.norm(dim=1).mean().clamp(min=1e-300)) for a, b in systems if len(a)]
     system = torch.cat([a / size for a, _, size in scaled])
     side = torch.cat([b / size for _, b, size in scaled])
@@ -330,8 +329,8 @@ def _matrices(
     """The layer as a matrix on its input, and its weight gradient as one."""
     size = math.prod(inner)
     if isinstance(module, nn.Linear):
-        own = torch.einsum("o,ij->oij", d, torch.eye(size, dtype=d.dtype)).reshape(-1, size)
-        return weight, own
+        backward = torch.einsum("o,ij->oij", d, torch.eye(size, dtype=d.dtype)).reshape(-1, size)
+        return weight, backward
     assert isinstance(module, nn.Conv2d)
     if module.groups != 1:
         raise AttackError("rgap does not invert grouped convolutions.")
@@ -350,9 +349,9 @@ def _matrices(
     column = where[inside]
     forward = torch.zeros(out, places, size, dtype=torch.float64)
     forward[:, place, column] = weight.reshape(out, taps)[:, tap]
-    own = torch.zeros(out, taps, size, dtype=torch.float64)
-    own[:, tap, column] = d.view(out, places)[:, place]
-    return forward.view(-1, size), own.view(-1, size)
+    backward = torch.zeros(out, taps, size, dtype=torch.float64)
+    backward[:, tap, column] = d.view(out, places)[:, place]
+    return forward.view(-1, size), backward.view(-1, size)
 
 
 def _shapes(layers: list[Layer], shape: tuple[int, int, int]) -> list[tuple[int, ...]]:
@@ -369,7 +368,7 @@ def _shapes(layers: list[Layer], shape: tuple[int, int, int]) -> list[tuple[int,
 
 def _out(module: nn.Conv2d, inner: tuple[int, ...]) -> tuple[int, int]:
     with torch.no_grad():
-        found = F.conv2d(
+        output = F.conv2d(
             torch.zeros(1, inner[0], *inner[1:]),
             torch.zeros(1, inner[0] // module.groups, *module.kernel_size),
             None,
@@ -377,7 +376,7 @@ def _out(module: nn.Conv2d, inner: tuple[int, ...]) -> tuple[int, int]:
             module.padding,
             module.dilation,
         )
-    return int(found.shape[-2]), int(found.shape[-1])
+    return int(output.shape[-2]), int(output.shape[-1])
 
 
 def _spread(bias: Tensor, outer: tuple[int, ...], module: nn.Module) -> Tensor:

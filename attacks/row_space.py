@@ -1,15 +1,15 @@
 """Row-space solve: one image of a Vision Transformer whose position embedding is frozen.
 
 The first block's attention reads u_t = LN(z_t) of every token, z_t = W x_t + b + E_t, and its
-weights' gradient is a sum of outer products with u_t: the row space S of [dW_qkv | db_qkv] is
-the span of all (u_t, 1). Multiplied by the token's deviation s_t, membership reads
+weights' gradient is a sum of outer products with u_t: the row space S of [dW_qkv | db_qkv] is the
+span of all (u_t, 1). Multiplied by the token's deviation s_t, membership reads
 
     (gamma C (W x_t + b + E_t) + s_t beta, s_t)  in  S        (C: centering)
 
 which is linear in (x_t, s_t). The patches x_t themselves lie in the row space of dW. One least
 squares with a right-hand side for each patch gives all of them; the position gradient is never
 used. It wants known positions E of full rank, and D - 1 >= min(N, P) + N + 2 equations. Derived
-here; kin to the subspace attacks on text (DAGER).
+here; related to the subspace attacks on text (DAGER).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def solve(
     if parts.patch_bias is not None:
         offset = offset + weights[parts.patch_bias]
 
-    def seen(values: Tensor, deviation: Tensor) -> Tensor:
+    def outside_span(values: Tensor, deviation: Tensor) -> Tensor:
         """Rows (gamma C v + s beta, s) without their part in the span."""
         centred = gamma * (values - values.mean(1, keepdim=True)) + deviation[:, None] * beta
         rows = torch.cat([centred, deviation[:, None]], 1)
@@ -81,11 +81,11 @@ def solve(
     one = torch.ones(1, dtype=torch.float64)
     columns = torch.cat(
         [
-            seen(pixels @ projection.T, zero),
-            seen(torch.zeros(1, width, dtype=torch.float64), one),
+            outside_span(pixels @ projection.T, zero),
+            outside_span(torch.zeros(1, width, dtype=torch.float64), one),
         ]
     )  # (r + 1, D + 1)
-    wanted = -seen(offset, torch.zeros(len(offset), dtype=torch.float64))  # (N, D + 1)
+    wanted = -outside_span(offset, torch.zeros(len(offset), dtype=torch.float64))  # (N, D + 1)
     solution = torch.linalg.lstsq(columns.T, wanted.T, driver="gelsd", rcond=1e-9).solution
     misfit = torch.linalg.norm(columns.T @ solution - wanted.T)
     return solution[:-1].T @ pixels, float(misfit / torch.linalg.norm(wanted).clamp(min=1e-300))

@@ -9,7 +9,7 @@ from fedsim.attacks.matching import MatchingAttack, Objective, Problem, Tag, Wei
 
 @dataclass(frozen=True, kw_only=True)
 class TagAttack(MatchingAttack):
-    """``alpha`` weighs the l1 term; the authors also search soft labels, here they are read."""
+    """``alpha`` weighs the l1 term; the authors also search soft labels, which are read here."""
 
     alpha: Weight = 0.01
 

@@ -1,4 +1,4 @@
-"""Vision Transformers: their parts, as the attacks that are made for them ask."""
+"""Vision Transformers: their parts, for the attacks that are made for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedsim.core.models import VitParts, vit_parts
 
 
 def transformer_parts(model: nn.Module, attack: str) -> VitParts:
-    """The parts of a ViT, or one sentence of ``attack`` why there are none."""
+    """The parts of a ViT; an error that names ``attack`` where it is no ViT."""
     try:
         return vit_parts(model)
     except ModelError as error:

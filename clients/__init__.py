@@ -1,7 +1,7 @@
 """The client side: data sets, shards, local training and evaluation as a Flower ClientApp.
 
-It alone touches private pictures; what it learned from goes into the vault. What it offers to
-other rooms is opened when it is asked for: the app brings Flower, and the shards bring models.
+Private pictures are read here, and what a client learned from goes into its vault. What is offered
+to other rooms is imported when it is asked for: the app brings Flower, and the shards bring models.
 """
 
 from __future__ import annotations

@@ -70,13 +70,13 @@ def make_client_app(side_of: Callable[[Context], ClientSide]) -> ClientApp:
 def _asked(
     message: Message, context: Context, side_of: Callable[[Context], ClientSide]
 ) -> tuple[ClientSide, int, int, dict[str, Tensor]]:
-    """Who is asked, in which round, which client it is, and what it was sent."""
+    """The side that is asked, the round, the client's number, and the weights it was sent."""
     side, client = side_of(context), wire.client_of(context)
     return side, wire.round_of(message), client, wire.weights_of(message)
 
 
 def _or_fault(answer: Callable[[], RecordDict]) -> RecordDict:
-    """A vault that fails is the testbed's misfortune, not the client's, and says so."""
+    """The answer, or that the vault failed, which is the testbed's fault and not the client's."""
     try:
         return answer()
     except VaultError as error:
@@ -88,14 +88,15 @@ def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, 
     spec, vault = side.spec, Vault(side.vault)
     device = resolve_device(spec.engine.device)
     cohort = spec.cohort(round_)
-    own = vault.read_state(round_, client)
+    stored = vault.read_state(round_, client)
     defenses = [
-        defense.at_round(round_, client, cohort) for defense in recall(declared(spec.defenses), own)
+        defense.at_round(round_, client, cohort)
+        for defense in recall(declared(spec.defenses), stored)
     ]
     trail = Trail()
-    held = side.holding(client)
-    model = _model(spec, held, own, weights, defenses, trail).to(device)
-    drawn = draw_batches(spec, round_, client, held)
+    holding = side.holding(client)
+    model = _model(spec, holding, stored, weights, defenses, trail).to(device)
+    drawn = draw_batches(spec, round_, client, holding)
     secret = _secret(spec.seed, client, round_)
     update = learn(
         model,
@@ -125,11 +126,11 @@ def evaluate_client(
     spec = side.spec
     device = resolve_device(spec.engine.device)
     defenses = declared(spec.defenses)
-    own = Vault(side.vault).read_state(round_ + 1, client)
-    held = side.holding(client)
-    model = _model(spec, held, own, weights, defenses, Trail()).to(device).eval()
+    stored = Vault(side.vault).read_state(round_ + 1, client)
+    holding = side.holding(client)
+    model = _model(spec, holding, stored, weights, defenses, Trail()).to(device).eval()
     protocol = Protocol.of(spec.train, spec.data)
-    images = held.test()
+    images = holding.test()
     rows = range(share.part, len(images), share.parts)
     loss, right = 0.0, 0
     with torch.no_grad():
@@ -146,15 +147,15 @@ def evaluate_client(
 
 def _model(
     spec: Spec,
-    held: Holding,
-    own: dict[str, Tensor],
+    holding: Holding,
+    stored: dict[str, Tensor],
     weights: dict[str, Tensor],
     defenses: list[Defense],
     trail: Trail,
 ) -> nn.Module:
     """The model as this client uses it: the server's weights, its own BatchNorm statistics."""
     model = build_architecture(
-        spec.model, image_size=spec.data.image_size, num_classes=len(held.own.classes)
+        spec.model, image_size=spec.data.image_size, num_classes=len(holding.own.classes)
     )
     for defense in defenses:
         before = _trained(model)
@@ -162,7 +163,7 @@ def _model(
         trail.note(defense, "model", before, _trained(model))
     model.load_state_dict(weights)
     if spec.train.batchnorm == "local":
-        model.load_state_dict(own, strict=False)
+        model.load_state_dict(stored, strict=False)
     return model
 
 

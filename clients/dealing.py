@@ -29,7 +29,7 @@ from fedsim.core.spec import DataSpec, Positive, Spec
 
 HOLDING = "holding.safetensors"
 PUBLIC = Path("server") / "public.json"
-MOST_PICTURES, MOST_BYTES = 256, 32 << 20  # in one file; of more than one picture
+MOST_PICTURES, MOST_BYTES = 256, 32 << 20  # of a file with several pictures
 _AGAIN = "deal it again with `fedsim deal`"
 
 
@@ -63,7 +63,7 @@ class _About(_Terms):
 
 
 class _Public(_Terms):
-    """What a server needs to know of data that it has not."""
+    """What a server without the data needs to know of it."""
 
     classes: Positive
 
@@ -77,7 +77,7 @@ def deal(spec: Spec, folders: Sequence[Path]) -> None:
     lacking = [n for n, folder in enumerate(folders) if not _is_dealt(folder, spec, n)]
     for client in lacking:
         _clear(folders[client])
-    # From the source itself: each picture is read once, and to remember it would be in vain.
+    # From the source itself: each picture is read once, so a cache would be in vain.
     images, shards = images_of(spec.data, "train").source, shards_of(spec.data, spec.seed)
     test = images_of(spec.data, "test").source if lacking and spec.train.evaluate else None
     total = sum(len(shards[client]) for client in lacking) + len(test or ())
@@ -90,7 +90,7 @@ def deal(spec: Spec, folders: Sequence[Path]) -> None:
         }
         everyone = [folders[client] for client in lacking]
         public = _content("test", test, everyone, spec, advance) if test is not None else {}
-    for client, own in contents.items():
+    for client, content in contents.items():
         about = _About(
             data=spec.data,
             seed=spec.seed,
@@ -99,7 +99,11 @@ def deal(spec: Spec, folders: Sequence[Path]) -> None:
             pictures_a_file=_pictures_a_file(spec),
             tested=test is not None,
         )
-        tensors = {"indices": torch.from_numpy(shards[client].astype(np.int64)), **own, **public}
+        tensors = {
+            "indices": torch.from_numpy(shards[client].astype(np.int64)),
+            **content,
+            **public,
+        }
         words = {"about": about.model_dump_json()}
         save_tensors(folders[client] / HOLDING, tensors, words, mode=0o600)
 
@@ -147,13 +151,13 @@ def write_public(path: Path, spec: Spec) -> None:
 def read_public(path: Path, spec: Spec) -> int:
     """How many classes there are."""
     try:
-        told = _Public.model_validate(read_json(path))
+        public = _Public.model_validate(read_json(path))
     except FileNotFoundError:
         raise DataError(f"there is no '{path}'; `fedsim deal` writes it.") from None
     except (DamagedError, ValidationError) as error:
         raise DataError(f"'{path}' is damaged; {_AGAIN}.") from error
-    told.refuse_other(spec, path)
-    return told.classes
+    public.refuse_other(spec, path)
+    return public.classes
 
 
 class _DealtImages(ImageSet):
@@ -204,18 +208,18 @@ def _content(
 
 
 def _is_dealt(folder: Path, spec: Spec, client: int) -> bool:
-    """Whether all is there and whole, and the data set has not become another since."""
+    """Whether all is there and whole, and the data set has not changed since."""
     now = simulated_holding(spec, client)
     try:
-        held = open_holding(folder, spec, client)
-        pairs = [(held.own, now.own)]
-        pairs += [(held.test(), now.test())] if spec.train.evaluate else []
+        dealt = open_holding(folder, spec, client)
+        pairs = [(dealt.own, now.own)]
+        pairs += [(dealt.test(), now.test())] if spec.train.evaluate else []
         for images, _ in pairs:
             for row in range(len(images)):
                 images.image(row)
     except DataError:  # of whatever kind: it is dealt anew
         return False
-    return np.array_equal(held.indices, now.indices) and all(
+    return np.array_equal(dealt.indices, now.indices) and all(
         there.classes == here.classes and np.array_equal(there.labels, here.labels)
         for there, here in pairs
     )
@@ -227,10 +231,10 @@ def _clear(folder: Path) -> None:
         raise DataError(f"'{folder}' is a file, not a directory; choose another.")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     patterns = (HOLDING, "train-*.safetensors", "test-*.safetensors", f"*{UNFINISHED}")
-    own = {path for pattern in patterns for path in folder.glob(pattern)}
-    if set(folder.iterdir()) - own:
+    dealt = {path for pattern in patterns for path in folder.glob(pattern)}
+    if set(folder.iterdir()) - dealt:
         raise DataError(f"'{folder}' holds something else than dealt pictures; choose another.")
-    for path in sorted(own, key=lambda path: path.name != HOLDING):  # which says that all is there
+    for path in sorted(dealt, key=lambda path: path.name != HOLDING):  # it says that all is there
         path.unlink()
 
 
@@ -243,6 +247,6 @@ def _name(split: str, number: int) -> str:
 
 
 def _mark(picture: Tensor) -> int:
-    """XXH3, as in the seals of other tensors, as a signed number."""
+    """XXH3 of the picture's bytes, as a signed number."""
     digest = xxhash.xxh3_64_digest(picture.contiguous().view(-1).view(torch.uint8).numpy().data)
     return int.from_bytes(digest, "big", signed=True)

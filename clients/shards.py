@@ -21,7 +21,7 @@ from fedsim.defenses.applied import declared
 
 @functools.lru_cache(maxsize=4)
 def images_of(data: DataSpec, split: str) -> Remembered:
-    """The data set, indexed once a process; pictures are read when asked for, and kept."""
+    """The data set, indexed once per process; pictures are read when asked for, and kept."""
     return Remembered(load_images(data, "train" if split == "train" else "test"))
 
 
@@ -55,17 +55,17 @@ class Holding:
 def simulated_holding(spec: Spec, client: int) -> Holding:
     """A client's share of the data set that the spec names."""
     indices = shards_of(spec.data, spec.seed)[client]
-    own = Part(images_of(spec.data, "train"), indices)
-    return Holding(indices, own, lambda: images_of(spec.data, "test"))
+    samples = Part(images_of(spec.data, "train"), indices)
+    return Holding(indices, samples, lambda: images_of(spec.data, "test"))
 
 
 def draw_batches(
     spec: Spec, round_: int, client: int, held: Holding | None = None
 ) -> list[tuple[list[int], Batch]]:
-    """What a client learns from in a round: sample indices and (images, labels), a step each.
+    """What a client learns from in a round: sample indices and (images, labels) for each step.
 
-    The draw depends on seed, client and round alone, so every engine draws the same. A client
-    that holds nothing of its own draws from its share of the spec's data set.
+    The draw depends on seed, client and round alone, so every engine draws the same. A client that
+    holds nothing of its own draws from its share of the spec's data set.
     """
     held = held or simulated_holding(spec, client)
     coin = np.random.default_rng([spec.seed, client, round_])

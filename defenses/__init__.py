@@ -1,8 +1,8 @@
 """The defenses: one file each. They import only `fedsim.core`.
 
-A defense is a dataclass of its parameters that overrides the hooks of
-`fedsim.core.defense.Defense` it needs. To add one, write the file and add its line here, or
-name it in a spec by its import path ``package.module:Class``.
+A defense is a dataclass of its parameters that overrides the hooks of `fedsim.core.defense.Defense`
+it needs. To add one, write the file and add its line here, or name it in a spec by its import path
+``package.module:Class``.
 """
 
 from __future__ import annotations

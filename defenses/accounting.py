@@ -1,4 +1,4 @@
-"""How much privacy noise has cost: opacus' accountant on Renyi divergences."""
+"""Accounting: the privacy that noise has spent, by opacus' accountant on Renyi divergences."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import warnings
 
 
 def spent(noise: float, rate: float, steps: int, delta: float) -> float:
-    """Epsilon after ``steps`` sums with Gaussian noise, as a multiple ``noise`` of one summand's
-    largest norm, where each summand is in a share ``rate`` of the sums."""
+    """Epsilon after ``steps`` noisy sums, each summand being in a share ``rate`` of them. The noise
+    is Gaussian, with ``noise`` times a summand's largest norm as its deviation."""
     from opacus.accountants import RDPAccountant
 
     if noise == 0:
         return float("inf")
     accountant = RDPAccountant()
     accountant.history = [(noise, rate, steps)]
-    with warnings.catch_warnings():  # at budgets that mean nothing, a looser bound is no news
+    with warnings.catch_warnings():  # of loose bounds, at budgets that mean nothing
         warnings.simplefilter("ignore")
         return float(accountant.get_epsilon(delta))

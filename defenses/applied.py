@@ -46,5 +46,5 @@ def countered(observation: Observation, model: nn.Module) -> Informed:
 
 
 def hiding(defenses: Sequence[Defense]) -> Defense | None:
-    """The defense under which the server reads the sum of a cohort alone, if there is one."""
+    """The defense under which the server reads only the sum of a cohort, if there is one."""
     return next((d for d in defenses if type(d).reveal is not Defense.reveal), None)

@@ -55,8 +55,8 @@ class DpSgd(Defense):
         total = {name: torch.zeros_like(p) for name, p in trained.items()}
         each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
         for at in range(0, len(images), CHUNK):
-            found = each(trained, images[at : at + CHUNK], labels[at : at + CHUNK])
-            for name, summed in _clipped_sum(found, self.clip).items():
+            gradients = each(trained, images[at : at + CHUNK], labels[at : at + CHUNK])
+            for name, summed in _clipped_sum(gradients, self.clip).items():
                 total[name] += summed
         return {
             name: (t + self.noise * self.clip * torch.randn(t.shape, generator=rng).to(t))
@@ -65,8 +65,8 @@ class DpSgd(Defense):
         }
 
     def budget(self, exposure: Exposure) -> Budget:
-        spent = self.epsilon(min(1.0, exposure.rate), exposure.steps)
-        return Budget(spent, self.delta, "one sample of a client")
+        epsilon = self.epsilon(min(1.0, exposure.rate), exposure.steps)
+        return Budget(epsilon, self.delta, "one sample of a client")
 
     def epsilon(self, rate: float, steps: int) -> float:
         """The budget spent after ``steps`` noisy sums, of which each sample is in a share ``rate``

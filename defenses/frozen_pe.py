@@ -1,5 +1,5 @@
 """Frozen position embedding (the advice of APRIL, Lu et al. 2022): it is never trained, so its
-gradient is never uploaded. Costs nothing to compute; the model keeps its initial positions."""
+gradient is never uploaded. It costs nothing to compute; the model keeps its initial positions."""
 
 from __future__ import annotations
 

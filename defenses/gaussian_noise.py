@@ -39,5 +39,5 @@ class GaussianNoise(Defense):
         return tensor + self.std * scale * noise
 
     def _rms(self, tensor: Tensor) -> Tensor:
-        held = tensor[tensor != 0] if self.sparse else tensor
-        return held.square().mean().sqrt() if held.numel() else tensor.new_zeros(())
+        numbers = tensor[tensor != 0] if self.sparse else tensor
+        return numbers.square().mean().sqrt() if numbers.numel() else tensor.new_zeros(())

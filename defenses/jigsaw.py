@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _LEAST_BLOCK = 8  # patches; smaller grids take what there is
-_ASPECT = 0.3  # of a block, to its inverse
+_ASPECT = 0.3  # the least of a block; the largest is its inverse
 _TRIES = 20
 
 

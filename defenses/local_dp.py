@@ -36,7 +36,7 @@ class LocalDp(Defense):
         return reach * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
 
     def budget(self, exposure: Exposure) -> Budget:
-        """One release a round, counted exactly: the mechanism's own formula holds below one."""
+        """One release per round, counted by the accountant (see the module)."""
         total = spent(self.deviation / self.clip, 1.0, exposure.rounds, self.delta)
         return Budget(total, self.delta, "a client's taking part")
 

@@ -3,8 +3,8 @@
 A block-wise mask picks patches, which change places among themselves; at their places the model
 adds one shared, learned embedding that says "unknown" instead of the position (their Eq. 6). The
 positions that remain are kept meaningful by dense absolute localisation: a head must read the
-coordinates of a patch from its position embedding (their Eq. 4). On networks without patches
-only the shuffling is left.
+coordinates of a patch from its position embedding (their Eq. 4). On networks without patches only
+the shuffling is left.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from fedsim.core.models import VitParts, batchnorm_names, vit_parts
 from fedsim.core.spec import Upload
 from fedsim.defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
 
-_CONVOLUTIONAL_GRID = 8  # patches a side, for networks that have none of their own
+_CONVOLUTIONAL_GRID = 8  # patches per side, for networks that have none of their own
 UNKNOWN, INDEX, HEAD = "unk_embed", "index_embed", "dal_head"
 
 
 @dataclass
 class Puzzle:
-    """What the model of an MJP client knows of its geometry, and of the batch at hand."""
+    """The grid of patches of an MJP client's model, and the mask of the batch at hand."""
 
     grid: tuple[int, int]
-    mask: Tensor | None = None  # (N,), while a shuffled batch is learned from
+    mask: Tensor | None = None  # (N,), while it learns from a shuffled batch
 
 
 @dataclass(frozen=True)
 class Mjp(Defense):
-    """``ratio`` of the patches, with ``probability`` a batch (the authors': 0.5), from round
+    """``ratio`` of the patches, with ``probability`` per batch (the authors': 0.5), from round
     ``warmup`` + 1 on. ``dal``: the head of the localisation, with ``weight`` in the loss.
 
     The paper's variants: ``positions`` False removes the position embedding (B of its Table 2),
@@ -139,7 +139,7 @@ class Mjp(Defense):
         assert position is not None
         puzzle = puzzle_of(model)
         puzzle.mask = self._read_mask(tensors[position], model)
-        for name, gradient in self._own_gradient(model).items():
+        for name, gradient in self._localisation_gradient(model).items():
             if name in tensors:
                 tensors[name] = tensors[name] - gradient.to(tensors[name])
         note = "mjp: this batch was not shuffled"
@@ -157,14 +157,14 @@ class Mjp(Defense):
         device = next(model.parameters()).device
         return mask.to(device) if bool(mask.any()) and not bool(mask.all()) else None
 
-    def _own_gradient(self, model: nn.Module) -> dict[str, Tensor]:
+    def _localisation_gradient(self, model: nn.Module) -> dict[str, Tensor]:
         """What the localisation alone adds to the gradient."""
         penalty = self.penalty(model)
         if penalty is None:
             return {}
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        found = torch.autograd.grad(penalty, list(trained.values()), allow_unused=True)
-        return {n: g for n, g in zip(trained, found, strict=True) if g is not None}
+        gradients = torch.autograd.grad(penalty, list(trained.values()), allow_unused=True)
+        return {n: g for n, g in zip(trained, gradients, strict=True) if g is not None}
 
     def _localised(self, model: nn.Module, rows: Tensor) -> Tensor:
         if self.dal == "pca":
@@ -174,8 +174,8 @@ class Mjp(Defense):
                 _, _, directions = torch.linalg.svd(centred, full_matrices=False)
             projected = centred @ directions[:2].T
             return 0.5 + projected / projected.detach().abs().max().clamp(min=1e-8) / 2
-        found: Tensor = model.get_submodule(HEAD)(rows)
-        return found
+        estimate: Tensor = model.get_submodule(HEAD)(rows)
+        return estimate
 
 
 def _positions(self: Any, tokens: Tensor) -> Tensor:
@@ -183,24 +183,24 @@ def _positions(self: Any, tokens: Tensor) -> Tensor:
     original, mask = type(self)._pos_embed, self.puzzle.mask
     if mask is None:
         return original(self, tokens)
-    held = self._parameters["pos_embed"]
-    prefix = held.shape[1] - len(mask)
-    rows = held[:, prefix:]
+    embedding = self._parameters["pos_embed"]
+    prefix = embedding.shape[1] - len(mask)
+    rows = embedding[:, prefix:]
     if UNKNOWN in self._parameters:
         rows = torch.where(mask[None, :, None], self._parameters[UNKNOWN], rows)
     if INDEX in self._parameters:
         rows = rows + mask[None, :, None] * self._parameters[INDEX]
-    self._parameters["pos_embed"] = torch.cat([held[:, :prefix], rows], dim=1)
+    self._parameters["pos_embed"] = torch.cat([embedding[:, :prefix], rows], dim=1)
     try:
         return original(self, tokens)
     finally:
-        self._parameters["pos_embed"] = held
+        self._parameters["pos_embed"] = embedding
 
 
 def puzzle_of(model: nn.Module) -> Puzzle:
     """The state that `Mjp.prepare_model` gave the model."""
-    found: Puzzle = vars(model)["puzzle"]
-    return found
+    puzzle: Puzzle = vars(model)["puzzle"]
+    return puzzle
 
 
 def coordinates(grid: tuple[int, int]) -> Tensor:

@@ -14,7 +14,7 @@ from fedsim.core.learning import Update
 
 @dataclass(frozen=True)
 class Quantization(Defense):
-    """``kind`` int8: 255 levels up to the tensor's largest number; sign: one bit a number, at the
+    """``kind`` int8: 255 levels up to the tensor's largest number; sign: one bit per number, at the
     tensor's mean size (signSGD with a scale)."""
 
     kind: Literal["int8", "sign"] = "int8"
@@ -23,9 +23,9 @@ class Quantization(Defense):
         return replace(update, tensors={n: self._coarse(t) for n, t in update.tensors.items()})
 
     def encoded_bytes(self, update: Update) -> int | None:
-        """8 bits or one bit a number, and a scale for each tensor."""
+        """8 bits or one bit per number, and a scale for each tensor."""
         tensors = update.tensors.values()
-        if not all(t.is_floating_point() for t in tensors):  # masked since: no level is left
+        if not all(t.is_floating_point() for t in tensors):  # masked since: no levels are left
             return None
         bits = {"int8": 8, "sign": 1}[self.kind]
         return sum(-(-t.numel() * bits // 8) + 4 for t in tensors)

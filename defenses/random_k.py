@@ -12,8 +12,8 @@ from fedsim.defenses.sparsification import Sparsification, kept
 
 @dataclass(frozen=True)
 class RandomK(Sparsification):
-    """``rescale`` makes what stays larger by as much as was left out, so that the update keeps
-    its mean; not with ``feedback``, which makes up for it later."""
+    """``rescale`` makes what stays larger by as much as was left out, so that the update keeps its
+    mean; not with ``feedback``, which makes up for it later."""
 
     rescale: bool = False
 

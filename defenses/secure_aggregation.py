@@ -40,11 +40,11 @@ class SecureAggregation(Defense):
         gone = [client for client in cohort if client not in stayed]
         sums = {}
         for name, tensor in total.items():
-            held = tensor.clone()
+            unmasked = tensor.clone()
             for client in stayed:
                 for other in gone:  # a mask that nobody is left to cancel
-                    held -= _signed_mask(round_, client, other, name, tensor)
-            sums[name] = held.double() / 2**self.bits
+                    unmasked -= _signed_mask(round_, client, other, name, tensor)
+            sums[name] = unmasked.double() / 2**self.bits
         return {name: tensor.float() for name, tensor in sums.items()}
 
 
@@ -60,11 +60,11 @@ class Masking(SecureAggregation):
         return replace(update, tensors={n: self._masked(n, t) for n, t in update.tensors.items()})
 
     def _masked(self, name: str, tensor: Tensor) -> Tensor:
-        held = (tensor.detach().double().cpu() * 2**self.bits).round().to(torch.int64)
+        masked = (tensor.detach().double().cpu() * 2**self.bits).round().to(torch.int64)
         for other in self.cohort:
             if other != self.client:
-                held += _signed_mask(self.round, self.client, other, name, held)
-        return held
+                masked += _signed_mask(self.round, self.client, other, name, masked)
+        return masked
 
 
 def _signed_mask(round_: int, client: int, other: int, name: str, like: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Sinusoidal position embedding: fixed waves in place of learned positions, never uploaded.
 
-A fixed embedding alone does not defend (see the attack `row_space`); this one has a rank far
-below the number of patches, which is what that attack needs it not to have.
+A fixed embedding alone does not defend (see the attack `row_space`); this one has a rank far below
+the number of patches, which is what that attack needs it not to have.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from fedsim.core.models import head_names
 
 @dataclass(frozen=True)
 class Soteria(Defense):
-    """``ratio``: the share of features that is left out, those that tell most first. ``probes``
-    random directions estimate how much each one moves."""
+    """``ratio``: the share of features that is left out, the most telling first. ``probes`` random
+    directions estimate how much each one moves."""
 
     ratio: Annotated[float, Field(gt=0, lt=1)] = 0.4
     probes: Annotated[int, Field(ge=1)] = 16
@@ -37,26 +37,26 @@ class Soteria(Defense):
         handle = module.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
         try:
             x = images.detach().requires_grad_(True)
-            with sdpa_kernel(SDPBackend.MATH):  # the fused one has no second derivative
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernel has no second derivative
                 loss = F.cross_entropy(model(x), labels)
         finally:
             handle.remove()
-        told = self._told(features[0], x, rng)
-        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        sensitivity = self._sensitivity(features[0], x, rng)
+        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         gradient = {
             n: torch.zeros_like(p) if g is None else g
-            for (n, p), g in zip(trained.items(), found, strict=True)
+            for (n, p), g in zip(trained.items(), gradients, strict=True)
         }
         if head in gradient:
-            hidden = told.topk(max(1, round(self.ratio * len(told)))).indices
+            hidden = sensitivity.topk(max(1, round(self.ratio * len(sensitivity)))).indices
             gradient[head] = gradient[head].index_fill(1, hidden, 0.0)
         return gradient
 
-    def _told(self, features: Tensor, x: Tensor, rng: torch.Generator) -> Tensor:
+    def _sensitivity(self, features: Tensor, x: Tensor, rng: torch.Generator) -> Tensor:
         """|dr_i/dx| / |r_i| of every feature, (D,), over the batch.
 
-        The norm of row i of the Jacobian is the deviation of (J v)_i over random directions v.
-        J v comes from two backward passes: of u -> J^T u, which is linear in u.
+        The norm of row i of the Jacobian is the deviation of (J v)_i over random directions v. J v
+        comes from two backward passes: of u -> J^T u, which is linear in u.
         """
         u = torch.zeros_like(features, requires_grad=True)
         (back,) = torch.autograd.grad(features, x, u, create_graph=True)

@@ -1,4 +1,4 @@
-"""What top-k and random sparsification share: k numbers a layer, and what becomes of the rest."""
+"""Sparsification, top-k or random: k numbers per layer, and what becomes of the rest."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _INDEX_BYTES = 4  # where a number belongs, beside the number itself
 
 @dataclass(frozen=True)
 class Sparsification(Defense):
-    """``sparsity``: the share of every layer that becomes zero; one number a layer stays.
-    ``feedback``: what was left out is added to the client's next update (error feedback)."""
+    """``sparsity``: the share of every layer that becomes zero; at least one number per layer
+    stays. ``feedback``: what was left out is added to the client's next update (error feedback)."""
 
     sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.9
     feedback: bool = False
@@ -32,9 +32,9 @@ class Sparsification(Defense):
         """The tensor with exactly `kept` of its numbers."""
 
     def recall(self, kept_back: Mapping[str, Tensor]) -> Sparsification:
-        own = copy.copy(self)
-        object.__setattr__(own, "left_out", dict(kept_back) if self.feedback else {})
-        return own
+        recalled = copy.copy(self)
+        object.__setattr__(recalled, "left_out", dict(kept_back) if self.feedback else {})
+        return recalled
 
     def protect_update(self, update: Update, rng: torch.Generator) -> Update:
         whole = self._owed(update)

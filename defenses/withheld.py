@@ -1,7 +1,7 @@
 """Withheld gradients: parts of the model are trained by nobody, so nothing of them is uploaded.
 
-The position embedding and the patch projection are what the closed forms on a ViT solve; the
-head is where labels are read.
+The position embedding and the patch projection are what the closed forms on a ViT solve; the head
+is where labels are read.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Withheld(Defense):
         if part == "head":
             return head_names(model)
         parts = vit_parts(model)
-        found = {
+        names = {
             "position": [parts.position],
             "patches": [parts.patch_weight, parts.patch_bias],
             "cls": [parts.cls_token],
         }[part]
-        return [name for name in found if name is not None]
+        return [name for name in names if name is not None]

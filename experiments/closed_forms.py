@@ -2,9 +2,9 @@
 
     python experiments/closed_forms.py [--data PICTURES] [--count 8]
 
-One picture a gradient, untrained timm models, threat model C. PICTURES is a tree of
-class/picture; without it, the photos that come with scikit-image. PSNR in dB, an exact copy
-is 160; ``raw`` is the solve itself, without the move onto the 8-bit grid.
+One picture per gradient, untrained timm models, threat model C. PICTURES is a tree of
+class/picture; without it, the photos that come with scikit-image. PSNR in dB, an exact copy is 160;
+``raw`` is the solve itself, without the move onto the 8-bit grid.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ def closed_forms(data: DataSpec, count: int) -> None:
         scores, right, notes = [], 0, set[str]()
         for i in range(count):
             image, label = pictures.image(i * step), torch.tensor(i * 7 % CLASSES)
-            found = attacked(case, image, label, seed=i)
-            scores.append(float(psnr(image[None], found.images)))
-            right += int(found.labels is not None and found.labels.tolist() == [int(label)])
-            notes |= {note.split(":")[0] for note in found.notes if "8-bit" not in note}
+            result = attacked(case, image, label, seed=i)
+            scores.append(float(psnr(image[None], result.images)))
+            right += int(result.labels is not None and result.labels.tolist() == [int(label)])
+            notes |= {note.split(":")[0] for note in result.notes if "8-bit" not in note}
         print(
             f"| {case.attack} | {case.name} | {statistics.mean(scores):.1f} | {min(scores):.1f} | "
             f"{right}/{count} | {'; '.join(sorted(notes))} |",
@@ -144,17 +144,17 @@ def label_rules(data: DataSpec, trials: int = 8) -> None:
             for rule in shares:
                 if rule != "bias" and classes < size:
                     continue
-                found = recover_labels(update, model, size, rule)  # type: ignore[arg-type]
-                shares[rule].append(_shared(found.tolist(), labels.tolist()))
+                recovered = recover_labels(update, model, size, rule)  # type: ignore[arg-type]
+                shares[rule].append(_shared(recovered.tolist(), labels.tolist()))
         cells = [
             f"{100 * statistics.mean(s):.1f} %" if s else "distinct only" for s in shares.values()
         ]
         print(f"| {words} | {' | '.join(cells)} |", flush=True)
 
 
-def _shared(found: list[int], labels: list[int]) -> float:
+def _shared(recovered: list[int], labels: list[int]) -> float:
     rest, hits = list(labels), 0
-    for label in found:
+    for label in recovered:
         if label in rest:
             rest.remove(label)
             hits += 1

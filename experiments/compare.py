@@ -5,7 +5,7 @@
 Prints mean PSNR with its interval, for every attack; with ``--tune`` also its mean on the batches
 that parameters were chosen on, and which of the attacks that differ in ` tv ` alone wins there.
 Each ``--pair`` is the mean of A - B over the same batches; ``--other`` takes B from another run of
-the same victims. The victims' own mean picture stands beside them: a line that needs the truth.
+the same victims. The victims' own mean picture stands beside them, which only the truth can draw.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEAN = "mean picture"
 
 
 def batches(run: Run) -> pd.DataFrame:
-    """Mean PSNR of every batch: a row each, a column an attack."""
+    """Mean PSNR of every batch: a row per batch, a column per attack."""
     keys = ["round", "client", "trial"]
     table = run.scores.groupby([*keys, "attack"], sort=False)["psnr"].mean().unstack("attack")
     table = table.groupby(level=["round", "client"]).mean()
@@ -60,25 +60,25 @@ def main() -> None:
     parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("A", "B"))
     parser.add_argument("--other", nargs=3, action="append", default=[], metavar=("RUN", "A", "B"))
     options = parser.parse_args()
-    own = batches(Run(options.run))
+    table = batches(Run(options.run))
     tune = batches(Run(options.tune)) if options.tune else None
     chosen = tuned(tune) if tune is not None else {}
     print(f"| attack | PSNR, dB |{' where tuned |' if tune is not None else ''}")
     print(f"|---|---|{'---|' if tune is not None else ''}")
-    for name in own.columns:
+    for name in table.columns:
         mark = " (chosen)" if name in chosen.values() else ""
         there = ""
         if tune is not None:
             there = f" {tune[name].mean():.1f} |" if name in tune else " |"
-        print(f"| {name}{mark} | {interval(own[name].dropna().to_numpy())} |{there}")
+        print(f"| {name}{mark} | {interval(table[name].dropna().to_numpy())} |{there}")
     print()
     names = {f"tuned {space}": name for space, name in chosen.items()}
     for a, b in options.pair:
         one, two = names.get(a, a), names.get(b, b)
-        print(f"- {difference(f'{a} - {b}', own[one], own[two])}")
+        print(f"- {difference(f'{a} - {b}', table[one], table[two])}")
     for path, a, b in options.other:
         other = batches(Run(Path(path)))
-        one = own[names.get(a, a)]
+        one = table[names.get(a, a)]
         print(f"- {difference(f'{a} - {b} of {Run(path).spec.name}', one, other[names.get(b, b)])}")
 
 

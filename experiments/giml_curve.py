@@ -31,12 +31,12 @@ LINES = {"wrong domain": "GI-z, generator trained on another kind", MEAN: "the m
 
 def curve(tables: list[pd.DataFrame], word: str) -> dict[int, list[np.ndarray]]:
     """Meta-steps to the PSNR of the batches of every run that has them."""
-    found: dict[int, list[np.ndarray]] = {}
+    points: dict[int, list[np.ndarray]] = {}
     for table in tables:
         for name in table.columns:
             if match := re.fullmatch(rf"{word} (\d+)", name):
-                found.setdefault(int(match[1]), []).append(table[name].dropna().to_numpy())
-    return dict(sorted(found.items()))
+                points.setdefault(int(match[1]), []).append(table[name].dropna().to_numpy())
+    return dict(sorted(points.items()))
 
 
 def draw(

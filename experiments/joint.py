@@ -3,8 +3,8 @@
     python experiments/joint.py --data FACES/victims [--batches 8] [--rounds 1 2 4 8]
 
 Appendix D of GIAS (Fig. A3): a client's eight pictures stand behind every update. `fresh` weights
-are drawn anew for every round, as an attacker would like them; `trained` ones move by the
-client's own SGD steps, as they do in a federation.
+are drawn anew for every round, as an attacker would like them; `trained` ones move by the client's
+own SGD steps, as they do in a federation.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def observations(
 
 
 def attacked(
-    setting: Setting, seen: list[Observation], rounds: int, steps: int, tv: float
+    setting: Setting, updates: list[Observation], rounds: int, steps: int, tv: float
 ) -> Tensor:
     """The pictures found from the last ``rounds`` updates."""
 
@@ -76,11 +76,13 @@ def attacked(
             traffic=(lambda: traffic) if traffic is not None else None,
         )
 
-    held = {(o.round, o.client): o for o in seen}
-    traffic = Traffic(tuple(held), lambda r, c: view(held[r, c]))
+    by_address = {(o.round, o.client): o for o in updates}
+    traffic = Traffic(tuple(by_address), lambda r, c: view(by_address[r, c]))
     attack = create_attack("joint", rounds=rounds, steps=steps, tv=tv)
-    found = attack.reconstruct(view(seen[-1], traffic=traffic), device=CPU, progress=no_progress)
-    return found.images
+    result = attack.reconstruct(
+        view(updates[-1], traffic=traffic), device=CPU, progress=no_progress
+    )
+    return result.images
 
 
 def main() -> None:
@@ -109,11 +111,11 @@ def main() -> None:
         images = torch.stack([pictures.image(row) for row in chosen])
         labels = torch.tensor(pictures.labels[chosen])
         for word, fresh in (("fresh", True), ("trained", False)):
-            seen = list(observations(setting, images, labels, fresh, max(options.rounds)))
+            updates = list(observations(setting, images, labels, fresh, max(options.rounds)))
             for rounds in options.rounds:
-                found = attacked(setting, seen, rounds, options.steps, options.tv)
-                order = match_order(images, found)
-                value = float(psnr(images, found[torch.as_tensor(order)]).mean())
+                guesses = attacked(setting, updates, rounds, options.steps, options.tv)
+                order = match_order(images, guesses)
+                value = float(psnr(images, guesses[torch.as_tensor(order)]).mean())
                 scores.setdefault((word, rounds), []).append(value)
     print("| weights | " + " | ".join(f"{r} rounds" for r in options.rounds) + " |")
     print("|---|" + "---|" * len(options.rounds))

@@ -1,4 +1,4 @@
-"""The masked jigsaw puzzle's own tables, on federations of ours.
+"""The masked jigsaw puzzle's own tables, on our own federations.
 
     python experiments/mjp.py variants -o DIR [--seeds 3] [--only PREFIX]... [key=value]...
     python experiments/mjp.py patches BENCH
@@ -28,7 +28,7 @@ from fedsim.core.attack import BASELINE
 from fedsim.core.metrics import decibel
 from fedsim.core.models import vit_parts
 from fedsim.core.observation import read_observation
-from fedsim.core.run import Run
+from fedsim.core.run import Run, observation_path
 from fedsim.core.spec import Spec, load_spec
 from fedsim.core.vault import Vault
 from fedsim.defenses.applied import announced, declared
@@ -36,7 +36,7 @@ from fedsim.defenses.mjp import puzzle_of
 from fedsim.scoring.scores import load_pictures
 from fedsim.tools.positions import load_final_model, shuffling
 
-SHUFFLED = 0.5  # the share of patches at which Diff-norm and Consistency are told
+SHUFFLED = 0.5  # the share of patches at which Diff-norm and Consistency are measured
 FEDERATION = [
     "data={name: photos, image_size: 32, clients: 4}",
     "model={name: vit_tiny_patch16_224, options: {patch_size: 4, depth: 4, embed_dim: 96}}",
@@ -64,7 +64,7 @@ RATIOS = {
 
 
 def train_variants(root: Path, seeds: int, overrides: list[str], only: list[str]) -> pd.DataFrame:
-    """A row a variant and seed; of those whose name begins with one of ``only``, and plain."""
+    """A row per variant and seed; of plain, and of names that begin with one of ``only``."""
     rows = []
     chosen = {
         name: defense
@@ -88,10 +88,10 @@ def print_variants(table: pd.DataFrame) -> None:
     plain = table[table["variant"] == PLAIN].set_index("seed")
     print("| variant | " + " | ".join(f"{m} | from plain" for m in measures) + " |")
     print("|---" * (1 + 2 * len(measures)) + "|")
-    for name, own in table.groupby("variant", sort=False):
+    for name, rows in table.groupby("variant", sort=False):
         cells = []
         for measure in measures:
-            values = own.set_index("seed")[measure]
+            values = rows.set_index("seed")[measure]
             digits = 2 if measure == "diff-norm" else 1
             apart = interval((values - plain[measure]).to_numpy(), digits)
             cells += [f"{values.mean():.{digits}f}", apart]
@@ -115,7 +115,7 @@ def split_pictures(run: Run) -> Iterator[dict[str, object]]:
 def _mask(run: Run, spec: Spec, round_: int, client: int) -> Tensor:
     """The mask a client drew, from its own seed."""
     truth = Vault(run.vault).read(round_, client)
-    public = read_observation(run.observations / f"round-{round_:04d}/client-{client:04d}.json")
+    public = read_observation(observation_path(run.observations, round_, client))
     model = announced(public.public)
     rng = torch.Generator().manual_seed(truth.defense_seed)
     (defense,) = declared(public.public.defenses)
@@ -143,10 +143,10 @@ def print_patches(root: Path) -> None:
         if [defense.name for defense in run.spec.defenses] != ["mjp"]:
             continue
         table = pd.DataFrame(split_pictures(run))
-        for attack, own in table.groupby("attack", sort=False):
+        for attack, rows in table.groupby("attack", sort=False):
             cells = [
                 interval(
-                    own[own["patches"] == which].groupby("client")["psnr"].mean().to_numpy(), 1
+                    rows[rows["patches"] == which].groupby("client")["psnr"].mean().to_numpy(), 1
                 )
                 for which in ("shuffled", "stayed")
             ]

@@ -3,8 +3,8 @@
     python experiments/orderings.py BENCH
 
 For every defense of a finished bench and every attack: mean PSNR at each strength, and its
-difference from the step before over the same victims (95 %, resampling victims). Of an attack
-that ran both ways, the one that adapts to the defense is compared.
+difference from the step before over the same victims (95 %, resampling victims). Of an attack that
+ran both ways, the one that adapts to the defense is compared.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ VICTIM = ["seed", "round", "client"]
 
 def ladders(pictures: pd.DataFrame) -> dict[str, list[str]]:
     """The strengths of every defense, mild first, as the bench listed them."""
-    found: dict[str, list[str]] = {}
+    strengths: dict[str, list[str]] = {}
     for defense, strength in pictures[["defense", "strength"]].drop_duplicates().to_numpy():
         if defense != UNDEFENDED:
-            found.setdefault(defense, []).append(strength)
-    return found
+            strengths.setdefault(defense, []).append(strength)
+    return strengths
 
 
 def by_victim(pictures: pd.DataFrame, defense: str, strength: str, attack: str) -> pd.Series:

@@ -2,8 +2,8 @@
 
     python experiments/table.py RUN [RUN ...]
 
-One row an attack (and run, where there are several). The unit is the batch, because the images
-of one batch are attacked together: means are over batches and intervals resample batches.
+One row per attack (and run, where there are several). The unit is the batch, because the images of
+one batch are attacked together: means are over batches and intervals resample batches.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ def interval(values: np.ndarray, digits: int | None = None) -> str:
 def rows(run: Run) -> list[list[str]]:
     scores = run.scores
     scores["label"] = (scores["label_true"] == scores["label_recovered"]).astype(float)
-    found = []
-    for attack, own in scores.groupby("attack", sort=False):
-        batches = own.groupby(["round", "client", "trial"])
+    lines = []
+    for attack, group in scores.groupby("attack", sort=False):
+        batches = group.groupby(["round", "client", "trial"])
         columns = [metric.name for metric in COLUMNS]
         means: pd.DataFrame = batches[[*columns, "label", "seconds"]].mean()
-        found.append(
+        lines.append(
             [
                 str(attack),
                 *[interval(means[column].to_numpy()) for column in columns],
                 f"{100 * means['label'].mean():.0f} %"
-                if own["label_recovered"].notna().any()
+                if group["label_recovered"].notna().any()
                 else "",
                 f"{means['seconds'].median():.0f}",
                 str(len(means)),
             ]
         )
-    return found
+    return lines
 
 
 def main() -> None:

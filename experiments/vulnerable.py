@@ -27,8 +27,8 @@ def main() -> None:
         update = read_observation(observation_path(run.observations, round_, client)).update
         norms[round_, client] = sum(float(t.square().sum()) for t in update.tensors.values()) ** 0.5
     print("| attack | PSNR | p | SSIM | p | updates |\n|---|---|---|---|---|---|")
-    for attack, own in scores.groupby("attack", sort=False):
-        means = own.groupby(["round", "client"])[["psnr", "ssim"]].mean()
+    for attack, rows in scores.groupby("attack", sort=False):
+        means = rows.groupby(["round", "client"])[["psnr", "ssim"]].mean()
         sizes = [norms[key] for key in means.index]
         cells = []
         for column in ("psnr", "ssim"):

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp
 
-from fedsim.viewer.access import Guard
+from fedsim.viewer.access import AccessControl
 from fedsim.viewer.files import Files
-from fedsim.viewer.run_index import Shelf
-from fedsim.viewer.status import Standing, standing
+from fedsim.viewer.run_index import RunIndex
+from fedsim.viewer.status import Status, status_of
 
 TOKEN = "a token for tests"
 ROOT = Path(__file__).parent.parent
@@ -34,7 +34,7 @@ def ask(app: ASGIApp, path: str, method: str = "GET", **options: Any) -> httpx.R
     return asyncio.run(send())
 
 
-def look(app: Guard, path: str) -> httpx.Response:
+def look(app: AccessControl, path: str) -> httpx.Response:
     """One request of somebody who was let in."""
     cookies = ask(app, "/", params={"token": TOKEN}).cookies
     return ask(app, path, headers={"Cookie": "; ".join(f"{k}={v}" for k, v in cookies.items())})
@@ -68,14 +68,14 @@ def planned(shelf: Path, name: str = "new") -> Path:
     return shelf / name
 
 
-def stands(root: Path, **options: Any) -> Standing:
-    return standing(Files(), Shelf([root]).runs()[0], **options)
+def stands(root: Path, **options: Any) -> Status:
+    return status_of(Files(), RunIndex([root]).runs()[0], **options)
 
 
 def key_of(root: Path) -> str:
-    return Shelf([root]).runs()[0].key
+    return RunIndex([root]).runs()[0].key
 
 
-def comparison(app: Guard, *names: str) -> str:
+def comparison(app: AccessControl, *names: str) -> str:
     keys = {run["name"]: run["key"] for run in look(app, "/api/runs").json()["runs"]}
     return "/compare?" + "&".join(f"run={keys[name]}" for name in names)

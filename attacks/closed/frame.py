@@ -1,4 +1,4 @@
-"""Closed forms: one linear solve, one picture. What stands around every one of them."""
+"""Frame of the closed forms: what stands around one linear solve for one picture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Solved:
 
 @dataclass(frozen=True)
 class ClosedForm(Attack, ABC):
-    """From a View to a Reconstruction: a subclass solves, here its picture is brought home.
+    """From a View to a Reconstruction: a subclass solves; the rest is here.
 
     A batch of several pictures mixes in one system; the blend is then given once for each.
     """

@@ -24,8 +24,8 @@ def ridge_solve(
     """Least squares of ``a`` (m, n) X = ``y`` (m, k), shrunk towards ``prior``.
 
     ``ridge`` None chooses it by generalised cross-validation (Golub, Heath, Wahba 1979) over a
-    logarithmic grid: the score asks how well each equation is predicted by the others, so it
-    needs neither the truth nor a noise level. ``eps`` is the relative precision of the data.
+    logarithmic grid: the score asks how well each equation is predicted by the others, so it needs
+    neither the truth nor a noise level. ``eps`` is the relative precision of the data.
     """
     a, y = a.double(), y.double()
     target = y - a @ torch.full((a.shape[1], y.shape[1]), prior, dtype=y.dtype, device=y.device)
@@ -48,8 +48,8 @@ def _gcv(s: Tensor, projected: Tensor, outside: Tensor, rows: int, eps: float) -
         torch.log10(torch.tensor(floor)).item(), 0, 97, dtype=s.dtype, device=s.device
     )
     energy = projected.square().sum(1)  # (r,)
-    kept = s.square() / (s.square() + candidates[:, None])  # (grid, r)
-    misfit = ((1 - kept).square() * energy).sum(1) + outside
-    freedom = rows - kept.sum(1)
+    factors = s.square() / (s.square() + candidates[:, None])  # (grid, r)
+    misfit = ((1 - factors).square() * energy).sum(1) + outside
+    freedom = rows - factors.sum(1)
     score = misfit / freedom.clamp(min=1e-9).square()
     return float(candidates[int(score.argmin())])

@@ -6,8 +6,8 @@ A generator is an ``nn.Module`` with ``image_size``, ``channels`` (1 or 3), ``la
     forward(latents, labels)   to images (B, channels, H, W) in [0, 1]
 
 Its file is a safetensors checkpoint that says in its metadata what it is and what it was trained
-on. A class of one's own is named by its import path ``package.module:Class``; it may leave out
-``latents`` (then z itself is searched), ``image_size`` and ``channels`` (then a trial tells).
+on. Your own class is named by its import path ``package.module:Class``; it may leave out
+``latents`` (then z itself is searched), ``image_size`` and ``channels`` (then a trial image tells).
 """
 
 from fedsim.attacks.generators.checkpoint import (

@@ -25,13 +25,13 @@ GENERATORS: dict[str, str] = {
 def create_generator(name: str, options: Mapping[str, Any], *, seed: int = 0) -> nn.Module:
     """A fresh generator in eval mode; the same seed gives the same weights."""
     try:
-        made = find("generator", GENERATORS, name)
+        factory = find("generator", GENERATORS, name)
     except SpecError as error:
         raise ModelError(str(error)) from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            generator = made(**options)
+            generator = factory(**options)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ModelError(
                 f"the generator '{name}' does not take its options: {error}."
@@ -67,9 +67,9 @@ def load_generator(spec: GeneratorSpec, *, image_size: int) -> nn.Module:
     if spec.name and about.get("name") not in (None, spec.name):
         raise ModelError(f"'{path}' holds a {about['name']}, not a {spec.name}.")
     generator = create_generator(name, {**about.get("options", {}), **spec.options})
-    own = generator.state_dict()
-    wrong = sorted(own.keys() ^ tensors.keys()) or [
-        key for key in own if own[key].shape != tensors[key].shape
+    expected = generator.state_dict()
+    wrong = sorted(expected.keys() ^ tensors.keys()) or [
+        key for key in expected if expected[key].shape != tensors[key].shape
     ]
     if wrong:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Networks that generate: how their latents are drawn and what they make of them."""
+"""Network of a generator: the latents it takes, and the images it makes of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A small generator after StyleGAN2 (Karras et al. 2020): a mapping network and modulated layers.
 
-Each layer is modulated by a style of its own, so the space that is searched is W+: one style a
+Each layer is modulated by a style of its own, so the space that is searched is W+: one style per
 layer and image, which starts where the mapping network puts z.
 """
 
@@ -17,7 +17,7 @@ from fedsim.attacks.generators.network import doublings_of
 
 
 class _Modulated(nn.Module):
-    """A convolution whose weights are scaled by a style, and normed again (demodulation)."""
+    """A convolution whose weights are scaled by a style, and normalised again (demodulation)."""
 
     def __init__(self, before: int, after: int, style: int, kernel: int, demodulate: bool = True):
         super().__init__()
@@ -81,11 +81,11 @@ class StyleGan(nn.Module):
             if number:
                 x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
             x = F.leaky_relu(layer(x, latents[:, number]), 0.2) * math.sqrt(2)
-            seen = colour(x, latents[:, number])
+            rgb = colour(x, latents[:, number])
             if image is None:
-                image = seen
+                image = rgb
             else:
                 up = F.interpolate(image, scale_factor=2, mode="bilinear", align_corners=False)
-                image = up + seen
+                image = up + rgb
         assert image is not None
         return torch.sigmoid(image)

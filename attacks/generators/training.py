@@ -1,8 +1,8 @@
-"""Training a generator on pictures of the attacker's own: as the decoder of an autoencoder.
+"""Training of a generator on the attacker's own pictures, as the decoder of an autoencoder.
 
 A variational autoencoder whose noise level is the one that fits best (the reconstruction term is
-D/2 log of the mean squared error, above a floor), so that no weight between its two terms has to
-be chosen. A long training leaves checkpoints and goes on from them.
+D/2 log of the mean squared error, above a floor), so that no weight between its two terms has to be
+chosen. A long training leaves checkpoints and goes on from them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fedsim.core.attack import Progress
 from fedsim.core.errors import DataError
 from fedsim.core.notebook import Notebook, optimizer_tensors, restore_optimizer
 
-_FINEST = 2e-3  # squared error a pixel below which a fit is memory, not knowledge
-FEWEST = 8  # pictures; from fewer nothing can be learned that is not them
+_FINEST = 2e-3  # squared error per pixel below which a fit is memory, not knowledge
+FEWEST = 8  # pictures; fewer would only be learned by heart
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and in which steps."""
+    """How long a training goes, and in which steps."""
 
     steps: int = 2000
     batch_size: int = 64
@@ -74,7 +74,7 @@ def train_generator(
     notebook: Notebook | None = None,
     on_save: Callable[[nn.Module, int], None] = lambda generator, step: None,
 ) -> float:
-    """Train on ``images`` (N, 3, H, W) in [0, 1]; the last mean squared error a pixel.
+    """Train on ``images`` (N, 3, H, W) in [0, 1]; the last mean squared error per pixel.
 
     ``on_save`` is called with the generator (in eval mode) after every checkpoint and at the end.
     """
@@ -96,7 +96,7 @@ def train_generator(
     every = max(1, schedule.steps // 200)
     with torch.random.fork_rng(devices=[]):
         while step < schedule.steps:
-            torch.manual_seed(seed * 1_000_003 + step)  # one seed a step: a resume repeats nothing
+            torch.manual_seed(seed * 1_000_003 + step)  # by step: a resume draws the same
             both.train()
             rows = torch.randint(len(images), (min(schedule.batch_size, len(images)),))
             batch = _varied(images[rows]).to(device)

@@ -2,7 +2,7 @@
 
 `base` turns a View into a `problem` and searches it in `stages`; a `matcher` differentiates the
 matching loss; `objectives` and `priors` are its terms, `spaces` what is searched, `layers` what is
-looked at. What an attack is written with is offered here.
+looked at. The names that most attacks are written with are exported here.
 """
 
 from fedsim.attacks.matching.base import MatchingAttack

@@ -1,4 +1,4 @@
-"""Matching attacks: from a View to the search and back. Each attack says only what is its own.
+"""Matching attacks: from a View to the search and back; each adds only what sets it apart.
 
 A subclass names its objective and its priors. The parameters that all share come in groups, each
 beside the code that it steers: the budget, the derivative, the start, the labels, the layers to
@@ -37,7 +37,7 @@ class MatchingAttack(
     Attack,
     ABC,
 ):
-    """What every matching attack does. Its parameters are those of its groups, last group first."""
+    """What all matching attacks do. Its parameters are those of its groups, last group first."""
 
     uses: ClassVar[frozenset[str]] = frozenset(
         {"batch_size", "optimizer", "learning_rate", "local_steps", "oracle_labels", "defenses"}

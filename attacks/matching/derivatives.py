@@ -1,4 +1,4 @@
-"""Ways to differentiate: which matcher to trust, asked of the model and the device at hand."""
+"""Derivatives of the matching loss: which way to them to trust, on this model and device."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DerivativeParameters:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the target."""
+        """The dtype of the target."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
     def matcher(
@@ -51,7 +51,7 @@ class DerivativeParameters:
         features: FeaturePrior | None,
         labels: Tensor,
     ) -> Matcher:
-        """The matcher of the client that ``problem`` assumes; why this way is noted in it."""
+        """The matcher of the client that ``problem`` assumes, which notes why it goes this way."""
 
         def make(way: Way) -> Matcher:
             options: dict[str, Any] = {
@@ -72,7 +72,7 @@ class DerivativeParameters:
 def _simulated(
     problem: Problem, target: Target, objective: Objective, options: dict[str, Any]
 ) -> Matcher:
-    """A matcher of the client's kind, with a model of its own."""
+    """A matcher for this kind of client, on a copy of the model."""
     model = copy.deepcopy(problem.model)
     if problem.local == "unroll":
         protocol = unrolled_protocol(problem.view)
@@ -89,9 +89,9 @@ def choose_way(
 ) -> tuple[Matcher, str]:
     """The matcher to use, and why.
 
-    ``auto`` computes one derivative both ways, on this model and device, and takes the
-    first-order one, which does less work, wherever it agrees with double backward. Agreement
-    alone decides, not a stopwatch: the same seed must give the same numbers.
+    ``auto`` computes one derivative both ways, on this model and device, and takes the first-order
+    one, which does less work, wherever it agrees with double backward. Agreement alone decides, not
+    a stopwatch: the same seed must give the same numbers.
     """
     if engine != "auto":
         return make(engine), f"engine: {engine}, as asked for"
@@ -100,7 +100,7 @@ def choose_way(
         fast = make("first_order")
     except AttackError as error:
         return reference, f"engine: double ({error})"
-    # Two seeds take the path that several will; a little off the start, which may be a solution.
+    # Two seeds run the code that several will; noise moves them off what may be a solution.
     sample, classes = images[:2], labels[:2]
     coin = torch.Generator().manual_seed(0)
     sample = sample + 0.1 * torch.randn(sample.shape, generator=coin).to(sample)

@@ -1,4 +1,4 @@
-"""Selection: which layers of an update an attack looks at, by block and by component."""
+"""Layers: which ones of an update an attack looks at, by block and by component."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def part_of(model: nn.Module) -> dict[str, tuple[Part, int | None]]:
         }
     blocks = {f"{block}.": number for number, block in enumerate(parts.blocks, start=1)}
     embeddings = {parts.patch_weight, parts.patch_bias, parts.position, parts.cls_token}
-    found: dict[str, tuple[Part, int | None]] = {}
+    places: dict[str, tuple[Part, int | None]] = {}
     for name, _ in model.named_parameters():
         block = next((n for prefix, n in blocks.items() if name.startswith(prefix)), None)
         words = name.split(".")
@@ -42,8 +42,8 @@ def part_of(model: nn.Module) -> dict[str, tuple[Part, int | None]]:
             part = "mlp"
         elif any(word.startswith("norm") or word == "fc_norm" for word in words):
             part = "norm"
-        found[name] = (part, block)
-    return found
+        places[name] = (part, block)
+    return places
 
 
 def select(
@@ -55,8 +55,7 @@ def select(
 ) -> list[str]:
     """The layers of ``names`` to match: of these components, and of these blocks.
 
-    ``blocks`` constrains what lies in a block; embeddings and head stand outside of all blocks
-    and are left out by it.
+    ``blocks`` keeps what lies in these blocks; embeddings and head lie in none and are left out.
     """
     known = part_of(model)
     wanted = set(parts) if parts is not None else None

@@ -1,8 +1,8 @@
-"""Matchers of clients that take several local steps before they upload: FedAvg.
+"""Local steps: matchers of clients that take several before they upload (FedAvg).
 
-`UnrolledMatcher` simulates the steps and goes back through them by an adjoint; `PathMatcher`
-sees them as one gradient at a point between the weights before and after (SME, Zhu et al. 2023),
-whose cost does not grow with the steps.
+`UnrolledMatcher` simulates the steps and goes back through them by an adjoint; `PathMatcher` sees
+them as one gradient at a point between the weights before and after (SME, Zhu et al. 2023), whose
+cost does not grow with the steps.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from fedsim.core.learning import Protocol
 class UnrolledMatcher(Matcher):
     """Several local steps, simulated one after the other: what FedAvg uploads.
 
-    ``batches`` says which of the searched images each step uses. The derivative runs back
-    through the steps as an adjoint; each step needs the product of its Hessian with it, which
-    one more first-order pass gives as a difference, together with the derivative in the images.
+    ``batches`` says which of the searched images each step uses. The derivative runs back through
+    the steps as an adjoint; each step needs the product of its Hessian with it, which one more
+    first-order pass gives as a difference, together with the derivative in the images.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class UnrolledMatcher(Matcher):
         with torch.no_grad():
             distance = self.objective([d.detach()[None] for d in delta], self.target)
             v = [w[0] for w in distance.derivative(self.target)]
-        found = torch.autograd.grad(delta, searched, v, allow_unused=True)
-        return self._match(distance.value[0], filled(found, searched), like)
+        derivatives = torch.autograd.grad(delta, searched, v, allow_unused=True)
+        return self._match(distance.value[0], filled(derivatives, searched), like)
 
     def _first_order(self, x: Tensor, y: Tensor, searched: list[Tensor], like: Tensor) -> Match:
         lr, momentum, decay = (
@@ -105,7 +105,7 @@ class UnrolledMatcher(Matcher):
         for i, v in zip(self.matched, distance.derivative(self.target), strict=True):
             on_theta[i] = v[0]
         on_memory = [torch.zeros_like(w) for w in on_theta]
-        found = [torch.zeros_like(s) for s in searched]
+        derivatives = [torch.zeros_like(s) for s in searched]
         for rows, theta, gradients, inner, choices in reversed(steps):
             on_memory = [m.add(t, alpha=-lr) for m, t in zip(on_memory, on_theta, strict=True)]
             on_gradient = _clipped_adjoint(on_memory, gradients, self.protocol.clip)
@@ -119,9 +119,9 @@ class UnrolledMatcher(Matcher):
                 t + (after - before) / e
                 for t, after, before in zip(on_theta, shifted, gradients, strict=True)
             ]
-            for total, after, before in zip(found, shifted_inner, inner, strict=True):
+            for total, after, before in zip(derivatives, shifted_inner, inner, strict=True):
                 total += (after - before) / e
-        return self._match(distance.value[0], found, like)
+        return self._match(distance.value[0], derivatives, like)
 
     def _pass(
         self, theta: Sequence[Tensor], x: Tensor, y: Tensor, rows: list[int], searched: list[Tensor]
@@ -132,30 +132,35 @@ class UnrolledMatcher(Matcher):
                 weight.copy_(value)
         loss = classification_loss(self.model(x[rows]), y[rows])
         wanted = [*self.weights, *searched]
-        found = filled(torch.autograd.grad(loss, wanted, allow_unused=True), wanted)
+        gradients = filled(torch.autograd.grad(loss, wanted, allow_unused=True), wanted)
         with torch.no_grad():
             for weight, value in zip(self.weights, self.start, strict=True):
                 weight.copy_(value)
-        return list(found[: len(theta)]), list(found[len(theta) :])
+        return list(gradients[: len(theta)]), list(gradients[len(theta) :])
 
 
 class PathMatcher(GradientMatcher):
     """Several local steps seen as one gradient at theta + (1 - a) delta, with ``a`` learned.
 
-    After SME (Zhu et al. 2023): somewhere between the weights before and after, the gradient of
-    all the client's images points along the update. ``delta`` is the whole update, matched or not.
+    After SME (Zhu et al. 2023): somewhere between the weights before and after, the gradient of all
+    the client's images points along the update. ``delta`` is the whole update, matched or not.
     """
 
     rate, width, every = 0.01, 0.02, 10
 
     def __init__(self, *args: Any, delta: Mapping[str, Tensor], **options: Any):
         super().__init__(*args, **options)
-        own = dict(self.model.named_parameters())
-        self.path = [(own[n], own[n].detach().clone(), d.to(own[n])) for n, d in delta.items()]
+        parameters = dict(self.model.named_parameters())
+        self.path = [
+            (parameters[n], parameters[n].detach().clone(), d.to(parameters[n]))
+            for n, d in delta.items()
+        ]
         self.probe_path = []
         if self.probe is not None:
             moved = dict(self.probe.named_parameters())
-            self.probe_path = [(moved[n], own[n]) for n in delta if n not in self.target.names]
+            self.probe_path = [
+                (moved[n], parameters[n]) for n in delta if n not in self.target.names
+            ]
         self.share, self.calls = 0.5, 0
         self.batchable = False  # all seeds share the point, which moves
         self._move(self.share)

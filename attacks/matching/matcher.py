@@ -5,9 +5,9 @@ that of <v, grad_theta L(x, theta)>, and there are two ways to it:
 
 - ``double`` differentiates the gradient itself (create_graph): exact, and the reference.
 - ``first_order`` uses that  d/dx <v, grad_theta L> = d/de grad_x L(x, theta + e v)  and takes the
-  difference of two first-order passes, of which the second needs no gradient of the weights:
-  5/3 of a plain training step in the limit, at training memory, with fused attention. It is a
-  difference in float32, so it wants full precision.
+  difference of two first-order passes, of which the second needs no gradient of the weights. It
+  costs 5/3 of a plain training step in the limit, takes the memory of training, and can use
+  fused attention. As a difference in float32 it needs full precision.
 
 A matcher simulates one kind of client: `GradientMatcher` one gradient; `local_steps` has those of
 clients that take several steps.
@@ -37,7 +37,7 @@ from fedsim.core.errors import AttackError
 Way = Literal["first_order", "double"]
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
 STEP = 3e-4  # |e v|: small against the curvature, large against the rounding of float32
-_BATCHED_ON_CPU = 1  # images a seed up to which a CPU searches seeds as one batch
+_BATCHED_ON_CPU = 1  # images per seed up to which a CPU searches seeds as one batch
 AGREEMENT = 0.999  # least cosine between the two ways for `auto` to trust the faster one
 
 
@@ -52,7 +52,7 @@ class Match:
 
 @dataclass
 class Matcher(ABC):
-    """What all matchers share: the model without its dice, the layers to match, the way."""
+    """What all matchers share: the model without randomness, the layers to match, the way."""
 
     model: nn.Module
     target: Target
@@ -99,11 +99,11 @@ class Matcher(ABC):
     def __call__(self, images: Tensor, labels: Tensor) -> Match:
         """Match every seed: ``images`` (S, B, 3, H, W) normalised, ``labels`` (S, B) or logits
         (S, B, C)."""
-        found = [self._one(x, y) for x, y in zip(images, labels, strict=True)]
-        soft = [match.labels for match in found if match.labels is not None]
+        matches = [self._one(x, y) for x, y in zip(images, labels, strict=True)]
+        soft = [match.labels for match in matches if match.labels is not None]
         return Match(
-            torch.stack([match.value for match in found]),
-            torch.stack([match.images for match in found]),
+            torch.stack([match.value for match in matches]),
+            torch.stack([match.images for match in matches]),
             torch.stack(soft) if soft else None,
         )
 
@@ -140,9 +140,9 @@ class Matcher(ABC):
         else:
             yield
 
-    def _match(self, value: Tensor, found: Sequence[Tensor], like: Tensor) -> Match:
-        soft = found[1].to(like.dtype) if len(found) > 1 else None
-        return Match(value.detach(), found[0].to(like.dtype), soft)
+    def _match(self, value: Tensor, derivatives: Sequence[Tensor], like: Tensor) -> Match:
+        soft = derivatives[1].to(like.dtype) if len(derivatives) > 1 else None
+        return Match(value.detach(), derivatives[0].to(like.dtype), soft)
 
 
 class GradientMatcher(Matcher):
@@ -191,16 +191,16 @@ class GradientMatcher(Matcher):
             product = torch.stack([(g * w).sum() for g, w in linked]).sum()
             penalty = self.features.penalty() if self.features else None
             total = product if penalty is None else product + penalty
-            found = torch.autograd.grad(total, searched)
-        return self._match(distance.value[0], found, images)
+            derivatives = torch.autograd.grad(total, searched)
+        return self._match(distance.value[0], derivatives, images)
 
     def _first_order(self, images: Tensor, labels: Tensor) -> Match:
         assert self.probe is not None
         x, y, searched = self._leaves(images, labels)
         self.tape.record()
         loss = classification_loss(self.run(x), y)
-        found = torch.autograd.grad(loss, [*self.weights, *searched], allow_unused=True)
-        gradients = filled(found[: len(self.weights)], self.weights)
+        unshifted = torch.autograd.grad(loss, [*self.weights, *searched], allow_unused=True)
+        gradients = filled(unshifted[: len(self.weights)], self.weights)
         with torch.no_grad():
             distance = self.objective([g[None] for g in gradients], self.target)
             e = (self.step / distance.norm.clamp(min=1e-30))[0]
@@ -215,14 +215,14 @@ class GradientMatcher(Matcher):
         with torch.no_grad():
             derivative = [
                 (after - before) / e
-                for after, before in zip(shifted, found[len(self.weights) :], strict=True)
+                for after, before in zip(shifted, unshifted[len(self.weights) :], strict=True)
             ]
         return self._match(distance.value[0], derivative, images)
 
     def _displace(self, distance: Distance, e: Tensor) -> None:
-        """The probe's weights: theta + e v, without building v."""
+        """Set the probe's weights to theta + e v, without building v."""
         own, towards = e * distance.own[:, 0], e * distance.towards[:, 0]
-        # Numbers are faster than tensors of one number on a CPU; on a GPU they would wait for it.
+        # On a CPU numbers are faster than tensors of one number; on a GPU reading them would wait.
         factors: list[Any] = list(zip(own, towards, strict=True))
         scaled = e.device.type == "cpu"
         if scaled:
@@ -267,10 +267,10 @@ class GradientMatcher(Matcher):
                 ]
             second = grad_and_value(loss, argnums=searched)
             after, _ = vmap(second, in_dims=(0, 0, 0))(moved, images, labels)
-        found = [
+        derivatives = [
             (a - b) / e.view(-1, *[1] * (a.dim() - 1)) for a, b in zip(after, before, strict=True)
         ]
-        return self._match(distance.value, found, like)
+        return self._match(distance.value, derivatives, like)
 
 
 def classification_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -287,21 +287,21 @@ def norm_of(layers: Sequence[Tensor]) -> Tensor:
 
 
 def silence(model: nn.Module) -> list[str]:
-    """Switch off what draws at random in ``model``; names of the modules that did."""
-    found = []
+    """Switch off everything random in ``model``; the names of the modules that drew."""
+    names = []
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            found += [name] if module.training else []
+            names += [name] if module.training else []
             module.p = 0.0
         elif isinstance(module, DropPath) and (module.drop_prob or 0) > 0:
-            found += [name] if module.training else []
+            names += [name] if module.training else []
             module.drop_prob = 0.0
         elif isinstance(module, PatchDropout) and module.prob > 0:
-            found += [name] if module.training else []
+            names += [name] if module.training else []
             module.prob = 0.0
         elif isinstance(module, _BatchNorm):
             module.momentum = 0.0  # the attacker's passes must not move the running statistics
-    return found
+    return names
 
 
 @contextlib.contextmanager
@@ -341,6 +341,6 @@ def _listening(features: FeaturePrior | None, model: nn.Module) -> Iterator[None
         yield
 
 
-def filled(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+def filled(gradients: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
     """Gradients with zeros where a tensor was not used."""
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like, strict=True)]
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)]

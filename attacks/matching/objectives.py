@@ -1,13 +1,13 @@
 """Objectives: how far a gradient is from the one observed, and the derivative of that distance.
 
-Every objective is written once, as its value and its analytic derivative v in the gradient.
-That is all the search needs: the derivative of the matching loss in the images is that of
-<v, gradient> with v held fixed. All of them are of the form
+Every objective is written once, as its value and its analytic derivative v in the gradient. That is
+all the search needs: the derivative of the matching loss in the images is that of <v, gradient>
+with v held fixed. All of them are of the form
 
     v_l = own_l g_l + towards_l t_l (+ an extra term)
 
-layer by layer, so an objective only computes a few numbers a layer, and v is never built where
-it is merely added to something. Gradients come as a list, one tensor (S, ...) a layer with a
+layer by layer, so an objective only computes a few numbers per layer, and v is never built where it
+is merely added to something. Gradients come as a list of one tensor (S, ...) per layer, with a
 leading dimension of seeds; the target's layers have no such dimension.
 """
 
@@ -26,7 +26,7 @@ _TINY = 1e-30
 
 
 class Target:
-    """What is to be matched: one tensor a layer, their norms, and masks where it is sparse."""
+    """What is to be matched: one tensor per layer, their norms, and masks where it is sparse."""
 
     def __init__(self, tensors: Mapping[str, Tensor], *, masked: bool = False):
         if not tensors:
@@ -63,17 +63,17 @@ class Distance:
     extra: list[Tensor] | None = None
 
     def derivative(self, target: Target) -> list[Tensor]:
-        """v itself, a tensor (S, ...) a layer."""
-        found = []
+        """v itself, a tensor (S, ...) per layer."""
+        layers = []
         for i, (gradient, wanted) in enumerate(zip(self.gradients, target.tensors, strict=True)):
             v = gradient * along(self.own[i], gradient)
             v.addcmul_(wanted, along(self.towards[i], gradient))
-            found.append(v if self.extra is None else v + self.extra[i])
-        return found
+            layers.append(v if self.extra is None else v + self.extra[i])
+        return layers
 
 
 class Objective(Protocol):
-    """The distance of gradients, (S, ...) a layer, to the target."""
+    """The distance of gradients, (S, ...) per layer, to the target."""
 
     def __call__(self, gradients: Sequence[Tensor], target: Target) -> Distance: ...
 
@@ -94,8 +94,8 @@ class SquaredL2:
 class LayerL2:
     """sum_l |g_l - t_l|, norms not squared: GradInversion Eq. 3, GradViT Eq. 3.
 
-    ``relative`` divides each norm by that of the target's layer, for small networks whose
-    layers differ much in size.
+    ``relative`` divides each norm by that of the target's layer, for small networks whose layers
+    differ much in size.
     """
 
     relative: bool = False
@@ -182,17 +182,17 @@ class PositionCosine:
             raise AttackError(
                 f"the gradient of {self.layer} is not in the update: there is no position term."
             )
-        found, index = self.base(gradients, target), target.names.index(self.layer)
-        position = found.gradients[index].flatten(1)
+        distance, index = self.base(gradients, target), target.names.index(self.layer)
+        position = distance.gradients[index].flatten(1)
         g = position.square().sum(1).clamp(min=_TINY)
         size = (g * target.squares[index]).sqrt().clamp(min=_TINY)
         cosine = (position @ target.flat[index]) / size
-        own, towards = found.own.clone(), found.towards.clone()
+        own, towards = distance.own.clone(), distance.towards.clone()
         own[index] += self.alpha * cosine / g
         towards[index] -= self.alpha / size
-        value = found.value - self.alpha * cosine
-        norm = found.norm + self.alpha * g.rsqrt()  # a bound: it only sets a step size
-        return Distance(value, own, towards, norm, found.gradients, found.extra)
+        value = distance.value - self.alpha * cosine
+        norm = distance.norm + self.alpha * g.rsqrt()  # a bound: it only sets a step size
+        return Distance(value, own, towards, norm, distance.gradients, distance.extra)
 
 
 ObjectiveName = Literal["l2", "layer_l2", "relative_l2", "cosine", "layer_cosine", "tag"]
@@ -212,7 +212,7 @@ def objective_of(name: ObjectiveName) -> Objective:
 
 
 def _rounding(like: Tensor) -> float:
-    """What 1 - cos^2 cannot fall below but by rounding."""
+    """A smaller 1 - cos^2 than this is rounding."""
     return float(torch.finfo(like.dtype).eps)
 
 

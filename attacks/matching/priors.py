@@ -1,7 +1,7 @@
 """Priors: what natural images look like, as penalties on normalised images (S, B, 3, H, W).
 
-Each gives one number a seed, (S,). Formulas that the papers write with a norm are norms over
-one seed's whole batch; means are over all its pixels.
+Each gives one number per seed, (S,). Formulas that the papers write with a norm are norms over one
+seed's whole batch; means are over all its pixels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedsim.core.models import batchnorm_names
 
 @dataclass(frozen=True)
 class Term:
-    """A prior with its weight, and the share of the steps from which on it is on."""
+    """A prior with its weight, and the share of the steps after which it counts."""
 
     name: str
     weight: float
@@ -51,8 +51,8 @@ def total_variation(images: Tensor, done: float = 0.0) -> Tensor:
 
 
 def total_variation_norm(images: Tensor, done: float = 0.0) -> Tensor:
-    """The l2 norms of the differences down, across and along both diagonals: the total
-    variation of DeepInversion, which GradInversion and GradViT take over."""
+    """The l2 norms of the differences down, across and along both diagonals: the total variation of
+    DeepInversion, which GradInversion and GradViT take over."""
     pairs = [
         (images[..., :, :-1], images[..., :, 1:]),
         (images[..., :-1, :], images[..., 1:, :]),
@@ -92,9 +92,9 @@ class PatchPrior:
 class GroupConsistency:
     """GradInversion Eq. 11: the distance of every seed to the consensus of all.
 
-    The lazy consensus is the pixel-wise mean. The registered one (Eq. 12) first moves each
-    image onto that mean by a translation found with phase correlation, wherever this brings it
-    closer, and is renewed now and then from a quarter of the steps on.
+    The lazy consensus is the pixel-wise mean. The registered one (Eq. 12) first moves each image
+    onto that mean by a translation found with phase correlation, wherever this brings it closer,
+    and is renewed now and then from a quarter of the steps on.
     """
 
     registered: bool = False
@@ -178,10 +178,10 @@ class FeaturePrior:
 
 @dataclass
 class PriorNetwork:
-    """GradViT Eq. 4: a network of natural images, and how it sees ours.
+    """GradViT Eq. 4: a network trained on natural images, and how it sees ours.
 
-    ``mean`` and ``std`` are our normalisation, ``own_mean`` and ``own_std`` the network's;
-    ``size`` is the side it sees, at least.
+    ``mean`` and ``std`` are our normalisation, ``own_mean`` and ``own_std`` the network's; smaller
+    images are enlarged to the side ``size``.
     """
 
     model: nn.Module
@@ -202,32 +202,32 @@ class PriorNetwork:
 
     def _one(self, images: Tensor) -> Tensor:
         pixels = images * _colour(self.std, images) + _colour(self.mean, images)
-        seen = (pixels - _colour(self.own_mean, images)) / _colour(self.own_std, images)
-        if seen.shape[-1] < self.size:
-            seen = F.interpolate(seen, size=self.size, mode="bilinear", antialias=False)
+        inputs = (pixels - _colour(self.own_mean, images)) / _colour(self.own_std, images)
+        if inputs.shape[-1] < self.size:
+            inputs = F.interpolate(inputs, size=self.size, mode="bilinear", antialias=False)
         with self.features.listening(self.model):
-            self.model(seen)
+            self.model(inputs)
             return self.features.penalty()
 
 
 def running_statistics(model: nn.Module) -> Statistics:
-    """What the BatchNorm layers of ``model`` remember of their training: the approximation."""
-    found = {}
+    """What the BatchNorm layers of ``model`` remember of their training: an approximation."""
+    statistics = {}
     for name in batchnorm_names(model):
         layer = model.get_submodule(name)
         mean, variance = layer.running_mean, layer.running_var
         if isinstance(mean, Tensor) and isinstance(variance, Tensor):
-            found[name] = (mean.detach().clone(), variance.detach().clone())
-    return found
+            statistics[name] = (mean.detach().clone(), variance.detach().clone())
+    return statistics
 
 
 def batch_statistics(model: nn.Module, update: Update) -> Statistics:
     """The statistics of the client's own batch, from the running ones it uploaded.
 
     One step moves them by  new = (1 - m) old + m batch, so the batch's follow exactly. Their
-    counter says whether it was one step; after none or several there is nothing to be had.
+    counter says whether it was one step; after none or several nothing can be told.
     """
-    found = {}
+    statistics = {}
     for name, (mean, variance) in running_statistics(model).items():
         layer = model.get_submodule(name)
         momentum, count = getattr(layer, "momentum", None), getattr(layer, "num_batches_tracked", 0)
@@ -237,11 +237,11 @@ def batch_statistics(model: nn.Module, update: Update) -> Statistics:
         new_mean, new_variance, new_count = (update.buffers[key].to(mean.device) for key in keys)
         if int(new_count) - int(count) != 1:
             return {}
-        found[name] = (
+        statistics[name] = (
             (new_mean - (1 - momentum) * mean) / momentum,
             ((new_variance - (1 - momentum) * variance) / momentum).clamp(min=0),
         )
-    return found
+    return statistics
 
 
 def to_device(statistics: Mapping[str, tuple[Tensor, Tensor]], device: torch.device) -> Statistics:

@@ -55,9 +55,9 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientParameters:
-    """``masked``: match only what is not zero in the update; ``adaptive``: use what is known of
-    the client's defenses; ``local``: how several local steps are simulated; ``pictures``: how
-    many images to find, where the protocol does not tell.
+    """``masked``: match only what is not zero in the update; ``adaptive``: use what is known of the
+    client's defenses; ``local``: how several local steps are simulated; ``pictures``: how many
+    images to find, where the protocol does not tell.
     """
 
     masked: bool = False
@@ -66,10 +66,10 @@ class ClientParameters:
     pictures: Count | None = None
 
     def problem(self, view: View, device: torch.device) -> Problem:
-        """What the update asks, as far as the view tells."""
+        """The problem that the update poses, as far as the view tells."""
         model = view.model().to(device)
-        seen = view.informed(model) if self.adaptive else Informed(view.update)
-        update, notes = seen.update, list(seen.notes)
+        informed = view.informed(model) if self.adaptive else Informed(view.update)
+        update, notes = informed.update, list(informed.notes)
         if view.grants("batch_size"):
             size = view.batch_size
         else:
@@ -83,7 +83,7 @@ class ClientParameters:
         count = pictures or size
         if local != "single":
             count = max(max(rows) for rows in batches) + 1
-        masked = self.masked or seen.masked
+        masked = self.masked or informed.masked
         side = view.image_size
         return Problem(view, device, model, update, side, count, batches, local, masked, notes)
 

@@ -1,8 +1,8 @@
 """Registration: translations between images, by phase correlation.
 
-GradInversion and GradViT register their seeds with RANSAC-Flow, whose weights are not to be
-had; what its papers describe at this point is mostly a shift, which the Fourier transform finds
-in closed form. A move is kept only where it brings the image closer.
+GradInversion and GradViT register their seeds with RANSAC-Flow, whose weights cannot be obtained;
+what the papers describe at this point is mostly a shift, which the Fourier transform finds in
+closed form. A move is kept only where it brings the image closer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The search for images whose gradient is the one observed.
 
 It minimises a matching loss plus priors over any parametrisation of the images (see `spaces`), for
-several seeds side by side. Which images are best is decided by the matching loss alone. A
-long search leaves checkpoints in the attacker's notebook and goes on from them.
+several seeds side by side. Which images are best is decided by the matching loss alone. A long
+search leaves checkpoints in the attacker's notebook and goes on from them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def search(
 ) -> BestMatch:
     """Minimise matching plus priors over ``images`` (and over ``labels`` where they are soft).
 
-    A page of ``notebook`` is gone on from only if it was written under the same ``fingerprint``.
+    A checkpoint in ``notebook`` is continued only if it has the same ``fingerprint``.
     """
     state = _Search(matcher, images, labels, budget, terms, generator, progress, notebook)
     state.fingerprint = fingerprint
@@ -95,7 +95,7 @@ def keep(page: Notebook, best: BestMatch, matcher: Matching, fingerprint: str) -
 def restored(
     page: Notebook | None, space: Parametrisation, matcher: Matching, fingerprint: str
 ) -> BestMatch | None:
-    """Where a search ended before a crash; None where it did not."""
+    """Where a search ended before a crash, as `keep` wrote it; None where it did not end."""
     written = page.load() if page is not None else None
     if written is None or written[1].get("fingerprint") != fingerprint:
         return None
@@ -166,7 +166,7 @@ class _Search:
         filmed = _milestones(budget.steps)
         while self.step < budget.steps:
             done = self.step / budget.steps
-            if budget.phase(done) != self.phase:  # another loss: what was best does not count
+            if budget.phase(done) != self.phase:  # another loss: the best so far does not compare
                 self.phase = budget.phase(done)
                 self.best_loss.fill_(math.inf)
                 self.record = math.inf
@@ -232,8 +232,8 @@ class _Search:
             for term in self.terms
             if term.active(done)
         ]
-        if (own := self.space.penalty()) is not None:
-            penalties.append(own.sum())
+        if (on_variables := self.space.penalty()) is not None:
+            penalties.append(on_variables.sum())
         for variable in self.space.variables:
             variable.grad = None
         penalties = [penalty for penalty in penalties if penalty.requires_grad]
@@ -258,12 +258,12 @@ class _Search:
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         if self.budget.optimizer != "lbfgs":
             return [torch.optim.Adam(self.searched, lr=self.budget.lr)]
-        # One a seed, so that their curvatures stay apart; views share memory with the variables.
+        # One per seed, so that their curvatures stay apart; views share memory with the variables.
         self.views = [
             [variable.detach()[seed] for variable in self.searched]
             for seed in range(len(self.space.variables[0]))
         ]
-        # No tolerances: that a gradient is small is no reason to stand still.
+        # No tolerances: a small gradient is no reason to stand still.
         return [
             torch.optim.LBFGS(
                 views, lr=self.budget.lr, max_iter=1, tolerance_grad=0.0, tolerance_change=0.0
@@ -340,7 +340,7 @@ class _Search:
         if page is None:
             return False
         tensors, about = page
-        if about.get("fingerprint") != self.fingerprint:  # of another attack: not ours to go on
+        if about.get("fingerprint") != self.fingerprint:  # written by another attack
             return False
         device = self.best_loss.device
         with torch.no_grad():
@@ -356,10 +356,10 @@ class _Search:
         for index, term in enumerate(self.terms):
             if isinstance(term.penalty, Stateful):
                 prefix = f"term.{index}."
-                own_state = {
+                term_state = {
                     k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)
                 }
-                term.penalty.restore({k: v.to(device) for k, v in own_state.items()})
+                term.penalty.restore({k: v.to(device) for k, v in term_state.items()})
         self.trace = [(int(step), float(loss)) for step, loss in about["trace"]]
         self.film = {step: frame.to(device) for step, frame in _film(tensors).items()}
         if self.budget.optimizer != "lbfgs":

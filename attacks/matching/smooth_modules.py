@@ -1,12 +1,12 @@
-"""Stand-ins for modules, which compute the same and suit first-order derivatives better.
+"""Smooth modules: stand-ins that compute the same and suit first-order derivatives better.
 
-A difference of two passes crosses kinks: a unit of a ReLU network that is on in one pass and
-off in the other adds a jump that the derivative does not have. `KinkTape` keeps the choices of
-the first pass (which units are on, which pixel a pooling takes) and has the second pass follow
-them. With its choices held the network is smooth, and the derivative is the same one.
+A difference of two passes crosses kinks: a unit of a ReLU network that is on in one pass and off in
+the other adds a jump that the derivative does not have. `KinkTape` keeps the choices of the first
+pass (which units are on, which pixel a pooling takes) and has the second pass follow them. With its
+choices fixed the network is smooth and has the same derivative.
 
-`as_matrix` makes the patch projection of a ViT a matrix product: kernel and stride are equal,
-so it is one, and the gradient in the images of a convolution that large is slow on a CPU.
+`as_matrix` turns the patch projection of a ViT, whose kernel equals its stride, into the matrix
+product that it is: the gradient in the images of so large a convolution is slow on a CPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KinkTape:
 
 
 class _Gate(torch.autograd.Function):
-    """``x`` where a unit was on, 0 elsewhere: a ReLU with its choice held."""
+    """``x`` where a unit was on, 0 elsewhere: a ReLU with its choice fixed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, on: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class Parametrisation(Protocol):
 
 @dataclass
 class Pixels:
-    """The images themselves, kept in the box of what a picture can be.
+    """The images themselves, kept between black and white where ``boxed``.
 
     ``grey`` searches one channel that all three share.
     """
@@ -65,9 +65,9 @@ class Pixels:
         if not self.boxed:
             return
         with torch.no_grad():
-            held = self.variables[0]
-            bounded = held.clamp(0, 1) if self.grey else held.clamp(self.low, self.high)
-            held.copy_(bounded)
+            pixels = self.variables[0]
+            bounded = pixels.clamp(0, 1) if self.grey else pixels.clamp(self.low, self.high)
+            pixels.copy_(bounded)
 
     def penalty(self) -> Tensor | None:
         return None
@@ -75,7 +75,7 @@ class Pixels:
 
 @dataclass
 class Latents:
-    """What a generator with fixed weights can make; ``weight`` draws latents to ``centre``."""
+    """What a generator with fixed weights can make; ``weight`` pulls latents to ``centre``."""
 
     generator: nn.Module
     start: Tensor  # (S, B, *latents)
@@ -88,9 +88,9 @@ class Latents:
         self.variables = [self.start.detach().clone().requires_grad_(True)]
 
     def images(self) -> Tensor:
-        held = self.variables[0]
-        made = generate(self.generator, held.flatten(0, 1), self.labels.flatten())
-        return self.normalise(made).unflatten(0, held.shape[:2])
+        latents = self.variables[0]
+        made = generate(self.generator, latents.flatten(0, 1), self.labels.flatten())
+        return self.normalise(made).unflatten(0, latents.shape[:2])
 
     def constrain(self) -> None:
         """Latents may be anywhere."""
@@ -104,7 +104,7 @@ class Latents:
 
 @dataclass
 class Weights:
-    """A generator's weights, a copy for each image, with the latents held."""
+    """A generator's weights, a copy for each image, with the latents fixed."""
 
     generator: nn.Module
     latents: Tensor  # (S, B, *latents)
@@ -126,8 +126,8 @@ class Weights:
         return self.normalise(made).unflatten(0, self.latents.shape[:2])
 
     def _one(self, weights: list[Tensor], latents: Tensor, labels: Tensor) -> Tensor:
-        own = dict(zip(self.names, weights, strict=True))
-        made: Tensor = functional_call(_Made(self.generator), _prefixed(own), (latents, labels))
+        named = dict(zip(self.names, weights, strict=True))
+        made: Tensor = functional_call(_Made(self.generator), _prefixed(named), (latents, labels))
         return made
 
     def constrain(self) -> None:

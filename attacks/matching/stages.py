@@ -72,7 +72,7 @@ def search_stages(
 
 
 def _shifted(progress: Progress, before: int, whole: int) -> Progress:
-    """Progress of one stage, told as that of all."""
+    """Progress of one stage, reported as that of all."""
 
     def report(done: int, total: int, loss: float | None = None) -> None:
         progress(before + done, whole, loss)

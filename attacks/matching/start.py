@@ -20,8 +20,8 @@ StartName = Literal["noise", "uniform", "grey", "patch_solve"]
 
 @dataclass(frozen=True, kw_only=True)
 class StartParameters:
-    """``seeds``: starts searched side by side, the best match wins; ``init``: where they start;
-    ``box``: keep pixels between black and white.
+    """``seeds``: starts searched side by side, of which the best match wins; ``init``: where they
+    start; ``box``: keep pixels between black and white.
     """
 
     seeds: Count = 1
@@ -48,7 +48,7 @@ class StartParameters:
 
 
 def _solved(problem: Problem, noise: Tensor) -> Tensor:
-    """The closed form's picture for every image, spread by ``noise``; noise where there is none."""
+    """The closed form's picture for every image, spread by ``noise``; noise where it has none."""
     try:
         solved = PatchSolve().reconstruct(problem.view, device=problem.device, progress=no_progress)
     except (AttackError, NotGranted) as error:

@@ -1,9 +1,9 @@
-"""Which pictures of a tree cannot be decoded: found once, remembered on disk.
+"""Broken pictures of a tree, which cannot be decoded: found once, remembered on disk.
 
 The pictures of a small tree are decoded once, all of them. That would take hours for millions, so
-of a large tree each file is only looked at: its header must give a size and its end must be there.
-What passes that and still cannot be decoded when it is asked for is remembered, and left out of
-the next run.
+the files of a large tree are only looked at: a header must give a size and the end must be there.
+What passes that and still cannot be decoded when it is asked for is remembered, and left out of the
+next run.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def _fail(
     failed: list[str] = []
     pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
     try:
-        for chunk, found in zip(chunks, pool.map(failing, chunks), strict=True):
-            failed += found
+        for chunk, bad in zip(chunks, pool.map(failing, chunks), strict=True):
+            failed += bad
             advance(len(chunk))
     finally:
         pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for the whole tree
@@ -105,7 +105,7 @@ def _is_whole(tree: Tree, name: str) -> bool:
 
 def _damaged_of_many(tree: Tree, listing: Listing, rows: np.ndarray) -> np.ndarray:
     marks = listing.marks[rows]
-    found = np.zeros(len(rows), dtype=bool)
+    damaged = np.zeros(len(rows), dtype=bool)
     checked_file = cache_file("checked", tree.where, ".npy")
     checked = _recall_checked(checked_file)
     new = np.flatnonzero(~_among(marks, checked))
@@ -114,20 +114,20 @@ def _damaged_of_many(tree: Tree, listing: Listing, rows: np.ndarray) -> np.ndarr
         with bar("checking the pictures", len(new)) as advance:
             for start in range(0, len(new), BLOCK):  # what is done before Ctrl-C stays done
                 block = new[start : start + BLOCK]
-                found[block] = _look_at(tree, listing, rows[block], advance)
+                damaged[block] = _look_at(tree, listing, rows[block], advance)
                 checked = np.union1d(checked, marks[block])  # sorted
                 stream = io.BytesIO()
                 np.save(stream, checked)
                 keep(checked_file, stream.getvalue())
 
-    held = _recall_damage(_damage_file(tree))
-    suspects = np.flatnonzero(np.isin(marks, np.array([m for m, _ in held], dtype=np.uint64)))
+    remembered = _recall_damage(_damage_file(tree))
+    suspects = np.flatnonzero(np.isin(marks, np.array([m for m, _ in remembered], dtype=np.uint64)))
     for at in suspects:
         name = listing.names[rows[at]]
         # The listing may be older than the file: one that was put right in place is whole again.
-        known = (int(marks[at]), mark_of(name, tree.stamp(name))) in held
-        found[at] = known or not _seems_whole(tree, name)
-    return found
+        known = (int(marks[at]), mark_of(name, tree.stamp(name))) in remembered
+        damaged[at] = known or not _seems_whole(tree, name)
+    return damaged
 
 
 def _look_at(
@@ -167,7 +167,7 @@ def _recall_damage(file: Path) -> set[tuple[int, int]]:
     try:
         lines = file.read_text(encoding="ascii").splitlines()
         pairs = [line.split(" ") for line in lines if len(line) == 33]
-        return {(int(listed, 16), int(found, 16)) for listed, found in pairs}
+        return {(int(listed, 16), int(actual, 16)) for listed, actual in pairs}
     except (OSError, ValueError):
         return set()
 
@@ -178,7 +178,7 @@ def _seems_whole(tree: Tree, name: str) -> bool:
             if _has_both_ends(file):
                 return True
     except DAMAGED:
-        pass  # what the decoder says to it counts
+        pass  # the decoder decides
     return _is_whole(tree, name)
 
 

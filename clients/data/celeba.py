@@ -24,10 +24,10 @@ _DEFAULT_LABEL = "Smiling"  # of the 40 the one nearest to half and half
 def load_celeba(data: DataSpec, split: Split) -> TreeImages:
     """One split, labelled by an attribute or, with ``data.label`` identity, by person.
 
-    By attribute the official evaluation split holds: 0 is for train, 1 (validation) and 2 are
-    for test. It keeps people apart, so by identity no one would be in both: then it is not used,
-    and a fifth of the pictures by a hash of their names is for test. Whose picture each is
-    makes the groups of a natural partition.
+    By attribute the official evaluation split holds: 0 is for train, 1 (validation) and 2 are for
+    test. It keeps people apart, so by identity no one would be in both: then it is not used, and a
+    fifth of the pictures by a hash of their names is for test. Whose picture each is makes the
+    groups of a natural partition.
     """
     path = path_of(data, "the folder of img_align_celeba and its lists")
     root = Path(path).expanduser()
@@ -118,19 +118,19 @@ def _lookup(
     lines: list[str] | None = None,
 ) -> np.ndarray:
     """What ``file`` says of each picture: lines of a file name and what ``value`` reads."""
-    told: dict[str, int] = {}
+    values: dict[str, int] = {}
     for line in _lines(file) if lines is None else lines:
         name, *words = line.split()
         try:
-            told[name] = value(words)
+            values[name] = value(words)
         except ValueError as error:
             raise DataError(f"{file} has a damaged line for '{name}'; get it anew.") from error
     for picture in pictures:
-        if picture not in told:
+        if picture not in values:
             raise DataError(
                 f"{file} does not list the picture {picture}; get it anew or remove the picture."
             )
-    return np.array([told[picture] for picture in pictures], dtype=np.int64)
+    return np.array([values[picture] for picture in pictures], dtype=np.int64)
 
 
 def _lines(file: Path) -> list[str]:

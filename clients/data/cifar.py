@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as they lie on disks: the official python batches, or trees."""
+"""CIFAR-10 and CIFAR-100 as they lie on disk: the official python batches, or trees."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Layout:
     labels: str  # the key of the labels in a batch
     meta: str
     names: str  # the key of the class names in ``meta``
-    default_names: tuple[str, ...] = ()  # where ``meta`` is not there
+    default_names: tuple[str, ...] = ()  # where there is no ``meta``
 
     def files(self, split: Split) -> tuple[str, ...]:
         return self.train if split == "train" else self.test

@@ -30,7 +30,7 @@ DATASETS: dict[str, str] = {
     "mnist": "fedsim.clients.data.mnist:load_mnist",
     "photos": "fedsim.clients.data.photos:Photos",
 }
-_LABELLED = ("celeba", "cifar100", _HUB)  # of these, that have more than one thing to learn
+_LABELLED = ("celeba", "cifar100", _HUB)  # those with more than one kind of label
 
 
 def load_images(data: DataSpec, split: Split) -> ImageSet:
@@ -53,12 +53,12 @@ def dataset_names() -> list[str]:
 
 
 def known_as(name: str) -> str:
-    """The one name of a data set of ours, which may also be named by its import path."""
+    """The short name of a built-in data set, which may also be named by its import path."""
     return next((known for known, path in DATASETS.items() if path == name), name)
 
 
 def _load_authors(data: DataSpec, split: Split) -> ImageSet:
-    """A data set by its import path: whatever its author did wrong is one sentence."""
+    """A data set by its import path; whatever is wrong with it becomes one sentence."""
     if ":" not in data.name:
         raise DataError(
             f"there is no data set '{data.name}'{did_you_mean(data.name, DATASETS)}; "
@@ -74,7 +74,7 @@ def _load_authors(data: DataSpec, split: Split) -> ImageSet:
         images = load(data, split)
     except FedsimError:
         raise
-    except Exception as error:  # as with a module of an author's, in any way
+    except Exception as error:  # somebody's own code may fail in any way
         raise DataError(
             f"the data set '{data.name}' cannot be loaded: {type(error).__name__}: {error}."
         ) from error

@@ -1,4 +1,4 @@
-"""A tree ``class/.../picture`` as a data set: any ImageNet, CelebA by identity, one's own."""
+"""Folders: a tree ``class/.../picture`` as a data set, be it an ImageNet or your own pictures."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class Placement:
 
     labels: np.ndarray  # int64; -1: not in the data set
     classes: tuple[str, ...]
-    test: np.ndarray | None = None  # bool; None: not told, so a fifth by their names' hashes
+    test: np.ndarray | None = None  # bool; None: a fifth, by a hash of the names
     groups: np.ndarray | None = None  # int64, whose picture it is
 
 
 def load_imagefolder(data: DataSpec, split: Split) -> TreeImages:
     """Any tree of pictures by class."""
-    where = path_of(data, "a folder with one folder of pictures a class")
+    where = path_of(data, "a folder with one folder of pictures per class")
     return load_tree(where, split, data.image_size)
 
 
@@ -80,9 +80,9 @@ def load_tree(
 
     ``train/`` beside ``test/`` or ``val/`` are the splits where they exist; else (also where only
     one of them does) a fifth of the pictures, by a hash of their names, is for test. Classes are
-    numbered alphabetically, or in ``class_order`` if it names them all; one whose pictures are
-    all damaged keeps its number. In a tree ``class/person/picture`` the second folder's name is
-    whose picture it is, for a natural partition.
+    numbered alphabetically, or in ``class_order`` if it names them all; one whose pictures are all
+    damaged keeps its number. In a tree ``class/person/picture`` the second folder's name is whose
+    picture it is, for a natural partition.
     """
     tree = open_tree(path)
     listing = tree.listing()
@@ -102,7 +102,7 @@ def choose(
     rows = np.flatnonzero(placement.labels >= 0)
     if not len(rows):
         raise DataError(
-            f"the pictures of {tree.where} lie in no class folder; move them to one folder a class."
+            f"the pictures of {tree.where} lie in no class folder; move them to one per class."
         )
     damaged = damaged_pictures(tree, listing, rows)
     if damaged.all():
@@ -142,15 +142,15 @@ def place_by_folder(
             paths = inner
     splits = _split_folders(paths.values(), held_out)
     if splits:
-        told = {f: splits[p[0]] == "test" for f, p in paths.items() if p and p[0] in splits}
-        paths = {folder: paths[folder][1:] for folder in told}
+        for_test = {f: splits[p[0]] == "test" for f, p in paths.items() if p and p[0] in splits}
+        paths = {folder: paths[folder][1:] for folder in for_test}
     elif any(all(p[:1] == (lone,) and len(p) > 1 for p in paths.values()) for lone in SPLITS):
         paths = {folder: parts[1:] for folder, parts in paths.items()}
     placed = {folder: parts for folder, parts in paths.items() if parts}
     classes = _ordered({parts[0] for parts in placed.values()}, class_order)
     numbers = {name: number for number, name in enumerate(classes)}
     labels = spread(listing, {f: numbers[parts[0]] for f, parts in placed.items()}, -1)
-    test = spread(listing, told, False) if splits else None
+    test = spread(listing, for_test, False) if splits else None
     groups = None
     if placed and all(len(parts) > 1 for parts in placed.values()):
         people = {name: n for n, name in enumerate(sorted({p[1] for p in placed.values()}))}
@@ -175,7 +175,7 @@ def _split_folders(paths: Iterable[tuple[str, ...]], held_out: Sequence[str]) ->
 
 
 def _held_out(names: Names, labels: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Which pictures are for test; both splits get a whole one where there are two."""
+    """Which pictures are for test; each split gets a whole one where there are two."""
     hashes = np.array([hash_of(name) for name in names])
     test = hashes < TEST_FRACTION
     if whole.sum() == 1:

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, or saved by its ``datasets`` library: ``hf:<name>``."""
+"""Hub: data sets of Hugging Face's, or saved by its ``datasets`` library: ``hf:<name>``."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class _HubImages(ImageSet):
 
     def image(self, index: int) -> torch.Tensor:
         row = int(self._rows[index])
-        held = self._table[row][self._column]
+        entry = self._table[row][self._column]
         try:
-            picture = decode(held["bytes"] or Path(held["path"]).read_bytes())
+            picture = decode(entry["bytes"] or Path(entry["path"]).read_bytes())
         except (*DAMAGED, TypeError) as error:
             raise DataError(
                 f"picture {row} of the data set cannot be decoded; get the data set anew."
@@ -62,7 +62,7 @@ def load_hub(data: DataSpec, split: Split) -> ImageSet:
         hashes = np.array([hash_of(str(row)) for row in range(len(table))])
         rows = np.flatnonzero((hashes < TEST_FRACTION) == (split == "test"))
     classes, numbers = _classes(first, table, chosen)
-    rows = rows[numbers[rows] >= 0]  # the hub's sign for a hidden label
+    rows = rows[numbers[rows] >= 0]  # -1 is the hub's sign for a hidden label
     if not len(rows):
         raise DataError(f"{title} has no labelled picture for {split}; use another data set.")
     images = _HubImages(_pictures_only(table, image), image, rows, data.image_size)
@@ -82,12 +82,12 @@ def _open_folder(path: str) -> dict[str, Any]:
         raise DataError(f"data.path '{path}' is no folder; give a data set saved by datasets.")
     saved = any((root / mark).is_file() for mark in ("dataset_dict.json", "state.json"))
     try:
-        held = datasets.load_from_disk(str(root)) if saved else datasets.load_dataset(str(root))
+        loaded = datasets.load_from_disk(str(root)) if saved else datasets.load_dataset(str(root))
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
             f"{root} cannot be read as a data set ({_first_line(error)}); save it anew."
         ) from error
-    return dict(held) if isinstance(held, dict) else {"train": held}
+    return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
 
 def _open_hub(title: str) -> dict[str, Any]:

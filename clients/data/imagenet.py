@@ -27,9 +27,9 @@ _SOLUTION = "LOC_val_solution.csv"
 def load_imagenet(data: DataSpec, split: Split) -> TreeImages:
     """One split: ``train/`` is for train and ``val/`` for test.
 
-    Classes are the synset ids on disk, sorted: with all 1000 of them the order of torchvision's
-    and timm's models. Without splits it is as with any tree. ``val/`` may be flat: then
-    Kaggle's solution or the devkit, which lie beside it, tell its labels.
+    Classes are the synset ids on disk, sorted: with all 1000 of them the order of torchvision's and
+    timm's models. Without splits it is as with any tree. ``val/`` may be flat: then Kaggle's
+    solution or the devkit, which lie beside it, tell its labels.
     """
     where = path_of(data, "the folder above train/ and val/, or of folders by synset id")
     root = Path(where).expanduser()
@@ -91,13 +91,13 @@ def _by_solution(pictures: list[str], file: Path) -> list[str]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as a table ({error}); get it anew.") from error
     wnids = {row[0].lower(): row[1].split(" ")[0] for row in rows[1:]}
-    found = []
+    labels = []
     for picture in pictures:
         wnid = wnids.get(picture.rpartition(".")[0].lower(), "")
         if not WNID.fullmatch(wnid):
             raise DataError(f"{file} does not tell the class of val/{picture}; get it anew.")
-        found.append(wnid)
-    return found
+        labels.append(wnid)
+    return labels
 
 
 def _by_devkit(pictures: list[str], devkit: Path) -> list[str]:
@@ -108,7 +108,7 @@ def _by_devkit(pictures: list[str], devkit: Path) -> list[str]:
         numbers = [int(line) for line in truth.read_text(encoding="ascii").split()]
     except (OSError, ValueError) as error:
         raise DataError(f"{truth} is no list of numbers ({error}); get the devkit anew.") from error
-    found = []
+    labels = []
     for picture in pictures:
         match = _VAL.fullmatch(picture)
         if match is None:
@@ -127,8 +127,8 @@ def _by_devkit(pictures: list[str], devkit: Path) -> list[str]:
                 f"{truth} names the class {numbers[line - 1]} in line {line}, which is none of the "
                 f"{len(wnids)} classes of meta.mat; get the devkit anew."
             )
-        found.append(wnids[numbers[line - 1]])
-    return found
+        labels.append(wnids[numbers[line - 1]])
+    return labels
 
 
 def _synsets(file: Path) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""The pictures of a tree by name, kept compactly: a million names are some tens of megabytes."""
+"""Listing: the pictures of a tree by name; a million names take some tens of megabytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGE = 20_000  # pictures; a larger tree is listed by its folders and checked b
 
 
 class Names:
-    """Text by number, as one run of bytes: a string object each would take three times the room."""
+    """Names by number, in one run of bytes: string objects would take three times the room."""
 
     def __init__(self, blob: bytes, starts: np.ndarray, ends: np.ndarray) -> None:
         self._blob, self._starts, self._ends = blob, starts, ends
@@ -54,7 +54,7 @@ class Names:
 
     @property
     def blob(self) -> bytes:
-        """All bytes, of names that were not taken from others."""
+        """All bytes; only for names that were not taken from others."""
         return self._blob
 
 
@@ -63,7 +63,7 @@ class Listing:
     """Every picture of a tree, sorted by name."""
 
     names: Names
-    marks: np.ndarray  # uint64, of name and stamp: another file, or the file changed, another mark
+    marks: np.ndarray  # uint64, of name and stamp: changes when the file does
     folders: tuple[str, ...]  # that hold pictures; "" is the root
     folder_of: np.ndarray  # int32, into ``folders``
 
@@ -107,11 +107,11 @@ def keep_listing(file: Path, listing: Listing, directories: Mapping[str, str]) -
 def recall_listing(file: Path) -> tuple[Listing, dict[str, str]] | None:
     """What ``keep_listing`` kept; None where there is nothing, or it is spoilt."""
     try:
-        with np.load(file, allow_pickle=False) as held:
-            names = Names.cut(held["blob"].tobytes(), held["lengths"].astype(np.int64))
-            folders = tuple(json.loads(held["folders"].tobytes()))
-            listing = Listing(names, held["marks"], folders, held["folder_of"])
-            return listing, json.loads(held["directories"].tobytes())
+        with np.load(file, allow_pickle=False) as arrays:
+            names = Names.cut(arrays["blob"].tobytes(), arrays["lengths"].astype(np.int64))
+            folders = tuple(json.loads(arrays["folders"].tobytes()))
+            listing = Listing(names, arrays["marks"], folders, arrays["folder_of"])
+            return listing, json.loads(arrays["directories"].tobytes())
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 

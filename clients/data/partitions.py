@@ -1,4 +1,4 @@
-"""Who holds which sample: flwr-datasets' partitioners on a table of indices and labels."""
+"""Partitions: who holds which sample, by flwr-datasets' partitioners on indices and labels."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def partition(
 ) -> list[np.ndarray]:
     """Indices of each client's samples, int64; the same seed gives the same partition.
 
-    No sample goes to two clients and no client goes without. ``iid``, ``dirichlet`` and
-    ``natural`` give away every sample; ``pathological`` leaves out the classes that no client
-    drew, ``shard`` what remains when the samples are divided into equal shards. ``natural``
-    gives all samples of a group to one client.
+    No sample goes to two clients and no client goes empty. ``iid``, ``dirichlet`` and ``natural``
+    give away every sample; ``pathological`` leaves out the classes that no client drew, ``shard``
+    what remains when the samples are divided into equal shards. ``natural`` gives all samples of a
+    group to one client.
     """
     if clients > len(labels):
         raise DataError(
@@ -124,8 +124,8 @@ def _without(alpha: float, clients: int) -> DataError:
 def _natural(groups: np.ndarray | None, clients: int, seed: int) -> list[np.ndarray]:
     """Whole groups, dealt out like cards: the numbers of groups differ by one at most.
 
-    Not with flwr-datasets' GroupedNaturalIdPartitioner, which fixes the groups of a client and
-    so cannot be asked for so many clients: 10 groups never make 4 clients with it.
+    Not with flwr-datasets' GroupedNaturalIdPartitioner, which fixes the groups of a client and so
+    cannot be asked for so many clients: 10 groups never make 4 clients with it.
     """
     if groups is None:
         raise DataError(

@@ -1,4 +1,4 @@
-"""The data sets that need no download: pictures inside scikit-image's wheel."""
+"""Photos: the data sets that need no download, from pictures inside scikit-image's wheel."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _CROP_SEED = "fedsim photos 1"  # the data set itself: another seed is another d
 class Photos(ImageSet):
     """Square crops of eight colour photographs, labelled by photograph.
 
-    Test crops lie in the left 30 % of a photograph and train crops in the right 70 %: the two
-    share no pixel, so a test crop was never seen in training, not even in part.
+    Test crops lie in the left 30 % of a photograph and train crops in the right 70 %: the two share
+    no pixel, so a test crop was never seen in training, not even in part.
     """
 
     def __init__(self, data: DataSpec, split: Split) -> None:

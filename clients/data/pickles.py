@@ -1,4 +1,4 @@
-"""Data sets that come as pickles, read without running anything that a file may ask for."""
+"""Pickles: data sets that come as such, read without running what a file may ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every data set is to the clients, and how a picture becomes a tensor."""
+"""Pictures: what every data set is to the clients, and how a picture becomes a tensor."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedsim.core.spec import DataSpec
 
 Split = Literal["train", "test"]
 
-# What Pillow raises on a file that is cut off, garbled or absurdly large. A plain list, so that
-# a mistake of ours is not taken for a damaged picture.
+# What Pillow raises on a file that is cut off, garbled or absurdly large. A plain list, so that a
+# mistake of ours is not taken for a damaged picture.
 DAMAGED = (
     OSError,
     SyntaxError,
@@ -52,7 +52,7 @@ Loader = Callable[[DataSpec, Split], ImageSet]  # or a class that is made in the
 
 
 def path_of(data: DataSpec, what: str) -> str:
-    """Where the data set lies, for one that lies somewhere; ``what`` has to be there."""
+    """``data.path``, for a data set that needs one; ``what`` is expected there."""
     if not data.path:
         raise DataError(f"data.path is needed for {data.name}: give {what}.")
     return data.path
@@ -60,28 +60,28 @@ def path_of(data: DataSpec, what: str) -> str:
 
 class Remembered(ImageSet):
     """Pictures that are decoded once and then kept, up to ``limit`` bytes; later ones are decoded
-    anew each time. Rounds ask for the same pictures again and again, and decoding costs as much
-    as a step of a small model."""
+    anew each time. Rounds ask for the same pictures again and again, and decoding costs as much as
+    a step of a small model."""
 
     def __init__(self, source: ImageSet, limit: int = 256 << 20) -> None:
         self.source, self.limit = source, limit
         self.classes, self.labels, self.skipped = source.classes, source.labels, source.skipped
         self.groups = source.groups
-        self._kept: dict[int, torch.Tensor] = {}
+        self._packed: dict[int, torch.Tensor] = {}
         self._bytes = 0
 
     def image(self, index: int) -> torch.Tensor:
-        if index in self._kept:
-            return unpacked(self._kept[index])
+        if index in self._packed:
+            return unpacked(self._packed[index])
         image = self.source.image(index)
         small = packed(image)
         if self._bytes + small.nbytes <= self.limit:
-            self._kept[index] = small
+            self._packed[index] = small
             self._bytes += small.nbytes
         return image
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}, "_bytes": 0}
+        return {**self.__dict__, "_packed": {}, "_bytes": 0}
 
 
 class Part(ImageSet):
@@ -101,9 +101,9 @@ def packed(image: torch.Tensor) -> torch.Tensor:
     return coarse if torch.equal(coarse.float() / 255.0, image) else image.clone()
 
 
-def unpacked(kept: torch.Tensor) -> torch.Tensor:
+def unpacked(stored: torch.Tensor) -> torch.Tensor:
     """What `packed` was given."""
-    return kept.float() / 255.0 if kept.dtype == torch.uint8 else kept.clone()
+    return stored.float() / 255.0 if stored.dtype == torch.uint8 else stored.clone()
 
 
 def decode(content: bytes) -> Image.Image:

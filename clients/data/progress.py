@@ -1,4 +1,4 @@
-"""A progress bar for work on many pictures, on a terminal only."""
+"""Progress: a bar for work on many pictures, on a terminal only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def bar(words: str, total: int | None, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """Yields what to call with each number of pictures that are done."""
+    """Yields a function to call with the number of pictures just done."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(

@@ -1,4 +1,4 @@
-"""Where the pictures of a tree lie: in folders or in zips, listed and read by one name each."""
+"""Trees of pictures, in folders or in zips, listed and read by one name each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedsim.core.errors import DataError
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 SPLITS = ("train", "test", "val")
-SETTLED = 2.0  # seconds; a folder changed later than this before a listing may change unnoticed
+SETTLED = 2.0  # seconds; a folder that changed more recently may change again unnoticed
 STEP = 1_000  # pictures between two moves of the bar
 
 
@@ -30,7 +30,7 @@ class Tree(Protocol):
         """The absolute place, for messages and as the tree's identity."""
 
     def listing(self) -> Listing:
-        """Every picture; those of zips can be read only afterwards."""
+        """Every picture; those in zips can be read only after this."""
 
     def stamp(self, name: str) -> str:
         """What changes when the picture's file does."""
@@ -58,8 +58,8 @@ def open_tree(path: str) -> Tree:
 class FolderTree:
     """Pictures in folders; symbolic links are followed.
 
-    The listing of a large tree is kept, and taken again while no folder in it has changed: a
-    folder changes when a file comes, goes or is replaced, not when one is overwritten.
+    The listing of a large tree is kept, and taken again while no folder in it has changed: a folder
+    changes when a file comes, goes or is replaced, not when one is overwritten.
     """
 
     def __init__(self, root: Path) -> None:
@@ -77,8 +77,8 @@ class FolderTree:
 
     def listing(self) -> Listing:
         file = cache_file("listing", self.where, ".npz")
-        if (held := recall_listing(file)) and self._unchanged(held[1]):
-            return held[0]
+        if (remembered := recall_listing(file)) and self._unchanged(remembered[1]):
+            return remembered[0]
         began = time.time()
         directories: dict[str, os.stat_result] = {}
         try:
@@ -148,8 +148,8 @@ class FolderTree:
 class ZipTree:
     """Pictures in one or more zips, read without extracting.
 
-    Of several zips, one whose members are not under ``train/`` or ``test/`` is taken for the
-    split that its own file name tells.
+    Of several zips, one whose members are not under ``train/`` or ``test/`` is taken for the split
+    that its file name tells.
     """
 
     def __init__(self, paths: list[Path]) -> None:
@@ -186,8 +186,8 @@ class ZipTree:
         return io.BytesIO(self.read(name))
 
     def _split_of(self, path: Path, infos: list[zipfile.ZipInfo]) -> str:
-        told = any(part in SPLITS for i in infos for part in i.filename.split("/")[:2])
-        if len(self._paths) == 1 or told:
+        has_splits = any(part in SPLITS for i in infos for part in i.filename.split("/")[:2])
+        if len(self._paths) == 1 or has_splits:
             return ""
         named = [split for split in SPLITS if split in path.stem.lower()]
         return f"{named[0]}/" if named else ""
@@ -232,7 +232,7 @@ def _stamp(path: str) -> str:
 
 
 def _folder_stamp(status: os.stat_result) -> str:
-    # The time of the last change as well: copying tools set the other one as they like.
+    # The inode's time as well: copying tools set the time of modification as they like.
     return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_ctime_ns}"
 
 

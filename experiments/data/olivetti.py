@@ -2,8 +2,8 @@
 
     python experiments/data/olivetti.py olivettifaces.mat -o FACES
 
-writes FACES/train (people 0-19), FACES/tune (20-29) and FACES/victims (30-39), ten pictures
-each: a generator trained on `train` has met nobody of the others.
+writes FACES/train (people 0-19), FACES/tune (20-29) and FACES/victims (30-39), ten pictures each: a
+generator trained on `train` has met none of the others.
 """
 
 from __future__ import annotations

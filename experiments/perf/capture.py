@@ -2,10 +2,10 @@
 
     python experiments/perf/capture.py [key=value ...]
 
-Two simulations of the same federation, with capture on and off in blocks by turn, the blocks of
-the second the other way round: so each round, with its own pictures, is timed both ways. Writing
-goes on beside the rounds, so the first round of each block, which may still carry the writes of
-the block before, does not count. Prints the median over the rounds of on / off.
+Two simulations of the same federation, with capture on and off in alternating blocks, in the second
+the other way round: so each round, with its own pictures, is timed both ways. Writing goes on
+beside the rounds, so the first round of each block, which may still carry the writes of the block
+before, does not count. Prints the median over the rounds of on / off.
 """
 
 from __future__ import annotations

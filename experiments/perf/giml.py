@@ -3,10 +3,10 @@
     python experiments/perf/giml.py [--rounds 5]
 
 A meta-step is tasks x task_steps searches of latents and tasks x shared_steps passes of the
-weights; around them it opens observations, recovers labels, builds models, keeps the best
-latents and writes its state. Both are timed in one process, in turns: the whole meta-step as
-the workers run it, and the same number of bare steps (generator, matching, backward, Adam) on
-tasks that are ready. The ratio of a round is that of its own times; the median is shown.
+weights; around them it opens observations, recovers labels, builds models, keeps the best latents
+and writes its state. Both are timed in one process, in turns: the whole meta-step as the workers
+run it, and the same number of bare steps (generator, matching, backward, Adam) on tasks that are
+ready. The ratio of a round is that of its own times; the median is shown.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python experiments/perf/matching.py [--rounds 20] [--device cpu]
 
-Interleaved in one process, so that a busy machine slows all alike; the ratio of a round is that
-of its own times, and the median over rounds is shown. Memory is the peak of a fresh process
-above what it held before its first step. Then eight seeds as one batch (vmap) against eight one
-after the other.
+Interleaved in one process, so that a busy machine slows all alike; the ratio of a round is that of
+its own times, and the median over rounds is shown. Memory is the peak of a fresh process above what
+it held before its first step. Then eight seeds as one batch (vmap) against eight one after the
+other.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ def ratios(
     for work in works.values():
         work()
         work()
-    found: dict[str, list[float]] = {name: [] for name in works}
+    quotients: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         seconds = {name: timed(work, device) for name, work in works.items()}
         for name in works:
-            found[name].append(seconds[name] / seconds[base])
-    return {name: statistics.median(values) for name, values in found.items()}
+            quotients[name].append(seconds[name] / seconds[base])
+    return {name: statistics.median(values) for name, values in quotients.items()}
 
 
 def peak(case: Case, way: Way, device_name: str, out: Any) -> None:
@@ -151,9 +151,9 @@ def main() -> None:
             "first_order": partial(fast, bench.images, bench.labels),
             "double": partial(reference, bench.images, bench.labels),
         }
-        found = ratios(works, "plain", options.rounds, device)
+        costs = ratios(works, "plain", options.rounds, device)
         print(
-            f"{case.name}: first_order {found['first_order']:.2f}x, double {found['double']:.2f}x",
+            f"{case.name}: first_order {costs['first_order']:.2f}x, double {costs['double']:.2f}x",
             flush=True,
         )
         memory = {w: in_a_fresh_process(case, w, device) for w in ("first_order", "double")}
@@ -173,12 +173,12 @@ def main() -> None:
     works = {
         "one by one": one_by_one,
         "vmap": lambda: matcher.batched(bench.images, bench.labels),
-        "as the engine does": lambda: matcher(bench.images, bench.labels),
+        "as the search does": lambda: matcher(bench.images, bench.labels),
     }
-    found = ratios(works, "one by one", max(3, options.rounds // 2), device)
+    costs = ratios(works, "one by one", max(3, options.rounds // 2), device)
     print(
-        f"8 seeds, {SEEDS.name}: as one batch (vmap) {1 / found['vmap']:.2f}x the speed of one by "
-        f"one; as the engine does on this device {1 / found['as the engine does']:.2f}x"
+        f"8 seeds, {SEEDS.name}: as one batch (vmap) {1 / costs['vmap']:.2f}x the speed of one by "
+        f"one; as the search does on this device {1 / costs['as the search does']:.2f}x"
     )
 
 

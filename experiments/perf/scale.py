@@ -186,8 +186,8 @@ def measured(*words: str) -> dict[str, Any]:
         text=True,
         check=True,
     )
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return line
 
 
 def clients() -> None:
@@ -216,7 +216,7 @@ def clients() -> None:
 
 
 def carried_on(small: Rounds, many: Rounds, large: Rounds) -> str:
-    """The driver's seconds a client as a sum: a constant, the bytes, and the other clients.
+    """The driver's seconds per client as a sum: a constant, the bytes, and the other clients.
 
     From as many clients of a small model and of a large one, and from more of the small one.
     """

@@ -5,8 +5,8 @@
 ``--count`` reconstructions of ``--side`` pixels, ``--attacks`` of each true picture, as a run has
 them: every metric through the code that scoring uses (`fedsim.scoring.scores.Yardstick`), against
 `metrics.lpips` on the same pairs, which runs its network over both pictures of each. The two take
-turns on parts of the pictures, so that a busy machine slows both; the ratio is what is told. The
-gallery's features are computed once a data set and kept, and so are not part of it.
+turns on parts of the pictures, so that a busy machine slows both; the ratio is what is reported.
+The gallery's features are computed once per data set and kept, and so are not part of it.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def main(overrides: list[str]) -> None:
     prepare(cold)
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "cluster.json"
-        own = until_up(cold), until_round(cold)
+        fresh = until_up(cold), until_round(cold)
         try:
             address = local.start(state, cpus=1).address
             warm = load_spec(cold.model_dump(mode="json"), [f"engine.address='{address}'"])
@@ -66,7 +66,7 @@ def main(overrides: list[str]) -> None:
             there = until_up(warm), until_round(warm)
         finally:
             local.stop(state)
-    for what, a, b in zip(("until Ray is up", "until the first round"), own, there, strict=True):
+    for what, a, b in zip(("until Ray is up", "until the first round"), fresh, there, strict=True):
         print(f"{what}: {a:.1f} s cold, {b:.1f} s warm, ratio {b / a:.2f}", flush=True)
 
 

@@ -80,7 +80,7 @@ def _observations(source: Path) -> list[Path]:
     if source.with_suffix(".json").is_file():
         return [source.absolute().with_suffix(".json")]
     files = sorted(source.absolute().glob("client-*.json")) or list_observations(source.absolute())
-    files = files or list_observations(source.absolute() / "observations")
+    files = files or list_observations(source.absolute() / paths.OBSERVATIONS)
     if not files:
         raise ObservationError(f"'{source}' holds no observation.")
     return files

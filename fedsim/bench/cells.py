@@ -9,7 +9,7 @@
 
 Every cell is an audit of its own, so that one federation's observations serve all attacks; its
 accuracy comes from a second federation under the same defense (``utility``), because what is
-attacked at its worst (one picture, first round) is not what one trains with. An attack that can
+attacked at its worst (one picture, first round) is not what anybody trains with. An attack that can
 adapt to a defense runs both ways, and the stronger of the two counts.
 """
 
@@ -54,7 +54,7 @@ class BenchSection(BaseModel):
     defenses: list[Axis]
     utility: dict[str, Any] = {}  # sections of the spec that differ where accuracy is measured
     seeds: list[int] = [0]
-    target_accuracy: float | None = None  # rounds until it is reached are told
+    target_accuracy: float | None = None  # rounds until it is reached are counted
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Bench:
                     yield Cell(axis.name, lever.partition("=")[2], seed, levers=(lever,))
                 for strength in [] if axis.levers else axis.strengths:
                     before = [Component.model_validate(c) for c in axis.with_]
-                    own = Component.model_validate({**strength, "name": axis.name})
-                    yield Cell(axis.name, _told(strength), seed, (*before, own))
+                    component = Component.model_validate({**strength, "name": axis.name})
+                    yield Cell(axis.name, _short(strength), seed, (*before, component))
 
     def attacked(self, cell: Cell) -> Spec:
         """The federation that is attacked."""
@@ -161,9 +161,9 @@ def both_ways(attacks: Iterable[Component], components: Iterable[Component]) -> 
     for attack in attacks:
         yield attack
         if countered and "adaptive" not in attack.params and _adapts(attack):
-            told = attack.model_dump(mode="json", exclude_none=True)
+            content = attack.model_dump(mode="json", exclude_none=True)
             title = f"{attack.short_name}{NAIVE}"
-            yield Component.model_validate({**told, "title": title, "adaptive": False})
+            yield Component.model_validate({**content, "title": title, "adaptive": False})
 
 
 def _adapts(attack: Component) -> bool:
@@ -171,7 +171,7 @@ def _adapts(attack: Component) -> bool:
     return any(field.name == "adaptive" for field in fields)
 
 
-def _told(strength: Mapping[str, Any]) -> str:
+def _short(strength: Mapping[str, Any]) -> str:
     """A strength in a word or two: its numbers."""
     parts = []
     for key, value in strength.items():

@@ -1,4 +1,4 @@
-"""Measuring: every cell that is missing, in this process or side by side on Ray, then the report.
+"""Measurement of every missing cell, in this process or side by side on Ray; then the report.
 
 A cell writes its own directories, ``DIR/cells/CELL`` and ``DIR/utility/CELL``, and is resumed like
 any run.
@@ -39,7 +39,7 @@ class Measured:
     """One cell: every picture's scores, what each attack came to, and what the defense costs."""
 
     pictures: pd.DataFrame
-    outcomes: pd.DataFrame  # a row an attack: its verdict, and the cell's cost
+    outcomes: pd.DataFrame  # a row per attack: its verdict, and the cell's cost
 
 
 def conduct(
@@ -103,13 +103,13 @@ def _measure_elsewhere(bench: Bench, cell: Cell, root: Path, share: int) -> Meas
 
 def _fetched(future: Any, cell: Cell) -> Measured:
     try:
-        found: Measured | str = ray.get(future)
+        result: Measured | str = ray.get(future)
     except ray.exceptions.RayError as error:
         first = str(error).strip().splitlines()[-1]
         raise RunError(f"the cell '{cell.label}' could not be done: {first}") from error
-    if isinstance(found, str):
-        raise RunError(f"the cell '{cell.label}': {found}")
-    return found
+    if isinstance(result, str):
+        raise RunError(f"the cell '{cell.label}': {result}")
+    return result
 
 
 def measure(bench: Bench, cell: Cell, root: Path) -> Measured:
@@ -144,7 +144,7 @@ def _columns() -> list[str]:
 
 
 def _cost(run: Run, target: float | None) -> dict[str, Any]:
-    """Accuracy at the end, and what a round takes."""
+    """Accuracy at the end, what a round takes, and the privacy budget."""
     rounds, spec = run.rounds, run.spec
     accuracy = rounds["test_accuracy"]
     reached = (
@@ -169,7 +169,7 @@ def _upload_bytes(run: Run) -> int:
 
 
 def _claim(root: Path, bench: Bench) -> None:
-    """Another bench's directory is refused."""
+    """Refuse the directory of another bench."""
     about = {
         "spec": bench.spec.model_dump(mode="json", exclude={"engine"}),
         "bench": bench.section.model_dump(mode="json", by_alias=True),

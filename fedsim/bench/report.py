@@ -1,4 +1,4 @@
-"""The report of a benchmark: the frontier, the table, and what each cell's pictures look like."""
+"""Report of a benchmark: the frontier, the table, and what each cell's pictures look like."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.files import write_atomically
-from fedsim.core.run import Run
+from fedsim.core.run import Run, paths
 from fedsim.report import HERE, environment
 from fedsim.report.formats import beside_psnr
 from fedsim.report.pictures import Pair, load_pairs, spread
@@ -23,7 +23,7 @@ from fedsim.report.pictures import Pair, load_pairs, spread
 if TYPE_CHECKING:
     from fedsim.bench.cells import Bench, Cell
 
-SHOWN = 4  # pictures a cell
+SHOWN = 4  # pictures per cell
 INK, MUTED, FRONT = "#1c2128", "#8a929b", "#a8261b"
 
 
@@ -45,10 +45,10 @@ def write_bench_report(bench: Bench, root: Path, table: pd.DataFrame, markdown: 
     cells = by_cell(table)
     figure = frontier(cells)
     for suffix in ("png", "svg"):
-        held = io.BytesIO()
+        image = io.BytesIO()
         bare = dict.fromkeys(("Date", "Creator", "Format", "Type")) if suffix == "svg" else None
-        figure.savefig(held, format=suffix, dpi=160, metadata=bare)
-        write_atomically(root / f"frontier.{suffix}", held.getvalue())
+        figure.savefig(image, format=suffix, dpi=160, metadata=bare)
+        write_atomically(root / f"frontier.{suffix}", image.getvalue())
     by_label = {cell.label: cell for cell in reversed(list(bench.cells()))}
     rows = []
     for entry in cells:
@@ -73,7 +73,7 @@ def write_bench_report(bench: Bench, root: Path, table: pd.DataFrame, markdown: 
             style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
         )
     )
-    write_atomically(root / "report.html", page.lstrip().encode())
+    write_atomically(root / paths.REPORT, page.lstrip().encode())
 
 
 def frontier(cells: list[dict[str, Any]]) -> Figure:
@@ -147,11 +147,11 @@ def _pairs(root: Path, cell: Cell, attack: str) -> list[Pair]:
     spec = run.spec
     scores = run.scores
     names = [attack, f"{attack} naive"]
-    own = scores[scores["attack"].isin(names)]
-    if own.empty:
+    attacked = scores[scores["attack"].isin(names)]
+    if attacked.empty:
         return []
-    best = own.groupby("attack")["psnr"].mean().idxmax()
-    rows = spread(own[own["attack"] == best].sort_values("psnr", ascending=False), SHOWN)
+    best = attacked.groupby("attack")["psnr"].mean().idxmax()
+    rows = spread(attacked[attacked["attack"] == best].sort_values("psnr", ascending=False), SHOWN)
     return load_pairs(run, jobs_of(run, spec, victims(spec)), scores, rows)
 
 

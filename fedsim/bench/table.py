@@ -1,4 +1,4 @@
-"""The table of a benchmark: over seeds and pictures, with intervals; what no other cell beats."""
+"""Table of a benchmark: over seeds and pictures, with intervals; what no other cell beats."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ KEYS = [*CELL, "attack"]
 
 
 def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
-    """One row a defense, strength and attack; of an attack that ran both ways, the stronger."""
+    """One row per defense, strength and attack; of an attack that ran both ways, the stronger."""
     ways = []
-    for (defense, strength, attack), own in outcomes.groupby(KEYS, sort=False):
+    for (defense, strength, attack), rows in outcomes.groupby(KEYS, sort=False):
         if attack == BASELINE:
             continue
         here = pictures[
@@ -35,7 +35,7 @@ def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
                 "attack": str(attack).removesuffix(NAIVE),
                 "adaptive": not str(attack).endswith(NAIVE),
                 **_leakage(here),
-                **_cost(own),
+                **_cost(rows),
             }
         )
     both = pd.DataFrame(ways)
@@ -52,41 +52,43 @@ def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
     return chosen.assign(**by_way).drop(columns="adaptive").reset_index(drop=True)
 
 
-def _leakage(own: pd.DataFrame) -> dict[str, Any]:
+def _leakage(pictures: pd.DataFrame) -> dict[str, Any]:
     """Means over pictures and seeds; the interval resamples victims."""
     averaged = (*METRICS, "identified")
     nothing = {"pictures": 0, **dict.fromkeys(averaged)}
-    if own.empty:
+    if pictures.empty:
         return {**nothing, "psnr_low": None, "psnr_high": None, "recovered": 0.0}
     means = {
-        name: float(own[name].astype(float).mean()) if own[name].notna().any() else None
+        name: float(pictures[name].astype(float).mean()) if pictures[name].notna().any() else None
         for name in averaged
     }
-    victims = own.assign(round=own["seed"].astype(str) + "/" + own["round"].astype(str))
+    victims = pictures.assign(
+        round=pictures["seed"].astype(str) + "/" + pictures["round"].astype(str)
+    )
     low, high = bootstrap(victims, "psnr", seed=0)
-    jobs = own.groupby(["seed", "round", "client", "trial"])["seconds"].first()
+    jobs = pictures.groupby(["seed", "round", "client", "trial"])["seconds"].first()
     return {
-        "pictures": len(own),
+        "pictures": len(pictures),
         **means,
         "psnr_low": low,
         "psnr_high": high,
-        "psnr_worst": float(own["psnr"].max()),
-        "recovered": float((own["psnr"] >= RECOVERED_DB).mean()),
-        "labels": float((own["label_true"] == own["label_recovered"]).mean()),
+        "psnr_worst": float(pictures["psnr"].max()),
+        "recovered": float((pictures["psnr"] >= RECOVERED_DB).mean()),
+        "labels": float((pictures["label_true"] == pictures["label_recovered"]).mean()),
         "attack_seconds": float(jobs.sum()),
     }
 
 
-def _cost(own: pd.DataFrame) -> dict[str, Any]:
+def _cost(rows: pd.DataFrame) -> dict[str, Any]:
     """Over seeds: the mean accuracy with its least and largest, and means of the rest."""
-    accuracy = own["accuracy"].astype(float)
+    accuracy = rows["accuracy"].astype(float)
     means = {
-        name: float(own[name].astype(float).mean()) if own[name].notna().any() else None
+        name: float(rows[name].astype(float).mean()) if rows[name].notna().any() else None
         for name in ("rounds_to_target", "bytes_a_round", "upload_bytes", "round_seconds")
     }
-    epsilon = own["epsilon"].astype(float)
+    epsilon = rows["epsilon"].astype(float)
     return {
-        "seeds": int(own["seed"].nunique()),
+        "seeds": int(rows["seed"].nunique()),
         "accuracy": float(accuracy.mean()) if accuracy.notna().any() else None,
         "accuracy_low": float(accuracy.min()) if accuracy.notna().any() else None,
         "accuracy_high": float(accuracy.max()) if accuracy.notna().any() else None,
@@ -96,7 +98,7 @@ def _cost(own: pd.DataFrame) -> dict[str, Any]:
 
 
 def by_cell(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """One entry a defense and strength: the strongest attack's leakage, the accuracy, and whether
+    """One entry per defense and strength: the strongest attack's leakage, the accuracy, and whether
     no other cell beats it in both."""
     rank = table.assign(ssim=table["ssim"].astype(float).fillna(-np.inf))
     strongest = table.loc[rank.groupby(CELL, sort=False)["ssim"].idxmax()]
@@ -125,17 +127,17 @@ def pareto(accuracy: np.ndarray, leakage: np.ndarray) -> np.ndarray:
 
 
 def as_markdown(table: pd.DataFrame) -> str:
-    """Defenses down, attacks across: PSNR of the stronger way with its interval, naive in
-    brackets; then what the defense costs."""
+    """Defenses down, attacks across: PSNR of the stronger way with its interval, naive in brackets;
+    then what the defense costs."""
     attacks = list(dict.fromkeys(table["attack"]))
     head = ["defense", "strength", *[f"{a}, dB" for a in attacks]]
     head += ["recovered", "accuracy", "KB a client", "epsilon"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for (defense, strength), own in table.groupby(CELL, sort=False):
-        cells = own.set_index("attack")
+    for (defense, strength), rows in table.groupby(CELL, sort=False):
+        cells = rows.set_index("attack")
         shown = [_leaked(cells.loc[a]) if a in cells.index else "declined" for a in attacks]
-        first = own.iloc[0]
-        recovered = f"{100 * own['recovered'].max():.0f} %"
+        first = rows.iloc[0]
+        recovered = f"{100 * rows['recovered'].max():.0f} %"
         size = f"{first['upload_bytes'] / 1024:.0f}"
         epsilon = "" if pd.isna(first["epsilon"]) else f"{first['epsilon']:.3g}"
         words = [str(defense), str(strength), *shown, recovered, _accuracy(first), size, epsilon]

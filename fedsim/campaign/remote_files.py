@@ -24,7 +24,7 @@ from fedsim.campaign.jobs import AnyJob, Handout, Job, LessonJob, work
 from fedsim.core.attack import Lesson, Progress, Reconstruction, reads_traffic
 from fedsim.core.files import write_atomically
 from fedsim.core.knowledge import Secrets
-from fedsim.core.run import address_of, list_observations, weights_path
+from fedsim.core.run import address_of, list_observations, paths, weights_path
 from fedsim.core.spec import ThreatSpec
 
 _OBSERVATIONS, _MEMORY, _RESULTS, _THREAT = "observations", "memory", "results", "threat"
@@ -165,7 +165,7 @@ def _moved(job: AnyJob, folder: Path) -> AnyJob:
 
 def _memory_in(folder: Path, memory: Path) -> Path:
     """The memory under its own name, which is part of a lesson's seed."""
-    moved = folder / "learned" / memory.name
+    moved = folder / paths.LEARNED / memory.name
     moved.parent.mkdir()
     (folder / _MEMORY).mkdir(exist_ok=True)
     return (folder / _MEMORY).rename(moved)

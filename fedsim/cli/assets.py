@@ -44,11 +44,11 @@ def list_weights(as_json: AsJson = False) -> None:
     """Which weights are here."""
     from fedsim.tools.inventory import weights_here
 
-    found = weights_here()
+    files = weights_here()
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(files, indent=2))
         return
-    for name, words in found.items():
+    for name, words in files.items():
         out.print(f"{name}: {words}", soft_wrap=True, highlight=False)
 
 

@@ -76,11 +76,11 @@ def list_(
     if what and what not in INVENTORY:
         raise SpecError(f"there is no list of '{what}'; there are: {', '.join(INVENTORY)}.")
     chosen = [what] if what else [kind for kind in INVENTORY if kind != "models"]
-    found = {kind: INVENTORY[kind]() for kind in chosen}
+    lists = {kind: INVENTORY[kind]() for kind in chosen}
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(lists, indent=2))
         return
-    for kind, rows in found.items():
+    for kind, rows in lists.items():
         table = Table(kind, "", box=None, padding=(0, 2))
         for name, words in rows.items():
             table.add_row(f"[bold]{name}[/]", words)
@@ -118,22 +118,24 @@ def analyze_positions(
 
     from fedsim.tools.positions import analyse
 
-    found = analyse(source, output, pictures=pictures)
+    findings = analyse(source, output, pictures=pictures)
     if as_json:
-        print(json.dumps(asdict(found), indent=2))
+        print(json.dumps(asdict(findings), indent=2))
         return
     table = Table("masking ratio", "Diff-norm", "Consistency", "accuracy")
-    rows = zip(found.ratios, found.diff_norm, found.consistency, found.accuracy, strict=True)
+    rows = zip(
+        findings.ratios, findings.diff_norm, findings.consistency, findings.accuracy, strict=True
+    )
     for ratio, apart, same, right in rows:
         table.add_row(f"{ratio:.1f}", f"{apart:.2f}", f"{100 * same:.0f} %", f"{100 * right:.0f} %")
     out.print(table)
     variance = ", ".join(
         f"{k}: {100 * share:.0f} %"
-        for k, share in zip(found.dimensions, found.explained_variance, strict=True)
+        for k, share in zip(findings.dimensions, findings.explained_variance, strict=True)
     )
     out.print(f"explained variance by directions: {variance}", highlight=False)
     out.print(
-        f"place read from its embedding, mean error: {found.mae_1d:.2f} patches along the "
-        f"sequence, {found.mae_2d:.3f} of a side in the grid",
+        f"place read from its embedding, mean error: {findings.mae_1d:.2f} patches along the "
+        f"sequence, {findings.mae_2d:.3f} of a side in the grid",
         highlight=False,
     )

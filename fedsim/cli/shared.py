@@ -1,4 +1,4 @@
-"""What the commands share: their options, where a run goes, how results are told."""
+"""Shared by the commands: their options, where a run goes, how results are told."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def tell_findings(result: Lint) -> None:
     if result.findings:
         out.print(table, highlight=False)
     counts: list[str] = [f.severity for f in result.findings]
-    told = ", ".join(f"{counts.count(severity)} {severity}" for severity in colours)
-    out.print(f"{told}. No finding is no promise: see docs/lint.md.", highlight=False)
+    totals = ", ".join(f"{counts.count(severity)} {severity}" for severity in colours)
+    out.print(f"{totals}. No finding is no promise: see docs/lint.md.", highlight=False)
 
 
 def quoted(override: str) -> str:

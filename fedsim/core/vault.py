@@ -20,7 +20,7 @@ from fedsim.core.errors import DamagedError, NotGranted, VaultError
 from fedsim.core.files import read_tensors, save_tensors
 from fedsim.core.knowledge import is_sealed
 from fedsim.core.learning import Batch
-from fedsim.core.run import observation_name
+from fedsim.core.run import observation_name, state_path, truth_path
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Vault:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.root.chmod(0o700)
             if state:
-                save_tensors(self._state_path(round_, client), state, mode=0o600)
+                save_tensors(state_path(self.root, round_, client), state, mode=0o600)
             save_tensors(
-                self._truth_path(round_, client),
+                truth_path(self.root, round_, client),
                 {"images": truth.images, "labels": truth.labels},
                 {"about": json.dumps(about)},
                 mode=0o600,
@@ -77,7 +77,7 @@ class Vault:
     def read(self, round_: int, client: int) -> Truth:
         if is_sealed():
             raise NotGranted("an attack tried to open the vault.")
-        path = self._truth_path(round_, client)
+        path = truth_path(self.root, round_, client)
         try:
             tensors, metadata = read_tensors(path)
             about = _About.model_validate_json(metadata["about"])
@@ -97,7 +97,7 @@ class Vault:
         if is_sealed():
             raise NotGranted("an attack tried to open the vault.")
         for round_ in range(before_round - 1, 0, -1):
-            path = self._state_path(round_, client)
+            path = state_path(self.root, round_, client)
             if path.is_file():
                 try:
                     return read_tensors(path)[0]
@@ -108,7 +108,7 @@ class Vault:
     def check(self, round_: int, client: int) -> None:
         """Raise where what a client left in a round is missing or damaged."""
         if self.read(round_, client).stateful:
-            path = self._state_path(round_, client)
+            path = state_path(self.root, round_, client)
             if not path.is_file():
                 raise VaultError(f"the vault's '{path}' is missing.")
             self.read_state(round_ + 1, client)
@@ -119,12 +119,6 @@ class Vault:
             f"the vault's '{path}' is damaged ({how}); go on with `fedsim audit --resume` and its "
             f"round is done again."
         )
-
-    def _truth_path(self, round_: int, client: int) -> Path:
-        return self.root / f"{observation_name(round_, client)}.safetensors"
-
-    def _state_path(self, round_: int, client: int) -> Path:
-        return self.root / f"{observation_name(round_, client)}.state.safetensors"
 
 
 class _About(BaseModel):

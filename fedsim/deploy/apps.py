@@ -1,9 +1,9 @@
 """The two apps of ``[tool.flwr.app]``, for Flower's own launcher: rounds and observations.
 
 Their spec and output directory come from Flower's run config, a SuperNode's own spec, vault and
-pictures from its node config. With ``public`` in the run config, what `fedsim deal` wrote for the
-server, it opens no data set. With ``attack`` in the run config, the server attacks what it captured
-once the rounds are done; scoring is for whoever has the vaults (``fedsim score``).
+pictures from its node config. With ``public`` in the run config (what `fedsim deal` wrote for the
+server), the server opens no data set. With ``attack`` in the run config, the server attacks what it
+captured once the rounds are done; scoring is for whoever has the vaults (``fedsim score``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedsim.federation.strategy import AdversarialStrategy
 def _spec(context: Context) -> Spec:
     path = Path(str(context.node_config.get("spec") or context.run_config["spec"]))
     if not path.is_file():  # Flower runs an app from a folder of its own
-        path = Path(__file__).parent.parent / path
+        path = Path(__file__).parents[2] / path
     return load_spec(path)
 
 
@@ -38,10 +38,10 @@ def _output(context: Context) -> Path:
 
 
 def _side(context: Context) -> ClientSide:
-    own, data = context.node_config.get("vault"), context.node_config.get("data")
+    vault, data = context.node_config.get("vault"), context.node_config.get("data")
     return ClientSide(
         _spec(context),
-        Path(str(own)) if own else _output(context) / "vault",
+        Path(str(vault)) if vault else Run(_output(context)).vault,
         Path(str(data)) if data else None,
     )
 
@@ -55,15 +55,15 @@ def serve(grid: Grid, context: Context) -> None:
     """Every round of the spec, captured."""
     try:
         _serve(grid, context)
-    except FedsimError as error:  # Flower tells of it as a traceback; whoever reads wants the words
+    except FedsimError as error:  # Flower logs a traceback; its reader wants the sentence
         log(ERROR, "%s%s", TOLD, error)
         raise
 
 
 def _serve(grid: Grid, context: Context) -> None:
     spec, root = _spec(context), _output(context)
-    told = context.run_config.get("public")
-    classes = read_public(Path(str(told)), spec) if told else None
+    public = context.run_config.get("public")
+    classes = read_public(Path(str(public)), spec) if public else None
     plan = prepare(spec, classes)
     with Run(root).locked():
         strategy = AdversarialStrategy(

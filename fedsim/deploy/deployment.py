@@ -2,7 +2,7 @@
 
 The server's side (SuperLink, ServerApp, attacks) and every SuperNode have a folder each. A client
 finds the pictures that were dealt to it in its own and keeps its truth there, in its vault; the
-server's side is never told of either.
+server's side never learns of either.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedsim.cluster.processes import (
 )
 from fedsim.core.errors import RunError, SpecError
 from fedsim.core.knowledge import granted_by
-from fedsim.core.run import Run
+from fedsim.core.run import Run, paths
 from fedsim.core.spec import Spec
 from fedsim.core.wire import node_config
 from fedsim.deploy.flower import (
@@ -58,7 +58,7 @@ class Node:
 
     @property
     def vault(self) -> Path:
-        return self.root / "vault"
+        return self.root / paths.VAULT
 
     @property
     def data(self) -> Path:
@@ -68,7 +68,7 @@ class Node:
     @property
     def spec(self) -> Path:
         """The client's own copy: how it trains and defends itself."""
-        return self.root / "spec.yaml"
+        return self.root / paths.SPEC
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ class Deployment:
 
     @property
     def spec(self) -> Path:
-        return self.server / "spec.yaml"
+        return self.server / paths.SPEC
 
     @property
     def public(self) -> Path:
-        """What the server is told of data that it has not."""
+        """What the server is told of data that it does not have."""
         return self.root / PUBLIC
 
     @property
@@ -146,7 +146,7 @@ def superlink_command(deployment: Deployment) -> list[str]:
 
 
 def supernode_command(deployment: Deployment, node: Node) -> list[str]:
-    own = {
+    config = {
         **node_config(node.partition, len(deployment.nodes)),
         "vault": str(node.vault),
         "data": str(node.data),
@@ -161,7 +161,7 @@ def supernode_command(deployment: Deployment, node: Node) -> list[str]:
         "--port",
         str(node.port),
         "--node-config",
-        pairs(own),
+        pairs(config),
     ]
     if deployment.keys is None:
         return [*command, "--insecure"]
@@ -222,11 +222,11 @@ def set_up(
     Run(root / "server" / "run").refuse_other(spec)
     prepare(spec)
     with Run(root).locked():
-        held: Keys | None = None
+        key_set: Keys | None = None
         if not insecure:
-            held = Keys(keys) if keys else make_keys(root / "keys", spec.data.clients)
-            check_keys(held, spec.data.clients)
-        deployment = plan_deployment(root, spec.data.clients, held)
+            key_set = Keys(keys) if keys else make_keys(root / "keys", spec.data.clients)
+            check_keys(key_set, spec.data.clients)
+        deployment = plan_deployment(root, spec.data.clients, key_set)
         end_recorded(deployment.record)
         lay_out(deployment, spec)
         yield deployment
@@ -293,8 +293,8 @@ def submit(
 
 def require_success(output: Path, code: int, log: Path) -> None:
     """Raise what the server app said, or that rounds are missing: Flower's command does not."""
-    if told := re.findall(rf"{TOLD}(.*)", said(log)):
-        raise RunError(told[-1])
+    if errors := re.findall(rf"{TOLD}(.*)", said(log)):
+        raise RunError(errors[-1])
     run = Run(output)
     wanted = run.spec.train.rounds if run.spec_path.is_file() else 1
     if code or len(read_checkpoint(run).rows) < wanted:
@@ -302,7 +302,7 @@ def require_success(output: Path, code: int, log: Path) -> None:
 
 
 def check_deployable(spec: Spec) -> None:
-    """A server that is one cannot be handed the truth while it attacks."""
+    """Refuse a threat that grants the truth: a deployed server cannot be handed it."""
     oracles = sorted(granted_by(spec.threat) & {"oracle_labels", "batch_statistics"})
     if oracles:
         raise SpecError(
@@ -313,24 +313,24 @@ def check_deployable(spec: Spec) -> None:
 
 def gather(run: Run, vaults: list[Path]) -> int:
     """Copy what the clients kept into the run's own vault, for scoring; how many files."""
-    found: dict[Path, Path] = {}
+    truths: dict[Path, Path] = {}
     for vault in vaults:
         files = sorted(vault.rglob("[!.]*.safetensors")) if vault.is_dir() else []
         if not files:
             raise RunError(f"'{vault}' is no vault: it holds no truth of any client.")
         for file in files:
-            other = found.setdefault(file.relative_to(vault), file)
+            other = truths.setdefault(file.relative_to(vault), file)
             if other != file:
                 raise RunError(
                     f"'{other}' and '{file}' are both the truth of the same client and round."
                 )
     run.vault.mkdir(mode=0o700, exist_ok=True)
     run.vault.chmod(0o700)
-    for name, file in found.items():
+    for name, file in truths.items():
         copy = run.vault / name
         if copy.exists() and copy.samefile(file):
             continue
         copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
         copy.chmod(0o600)
-    return len(found)
+    return len(truths)

@@ -70,17 +70,17 @@ def register_command(public: Path) -> list[str]:
 def run_command(
     app: Path, spec: Path, public: Path | None, output: Path, *, attack: bool = True
 ) -> list[str]:
-    told = {"spec": str(spec), "output": str(output), "attack": attack}
-    told |= {"public": str(public)} if public else {}
-    return ["flwr", "run", str(app), CONNECTION, "--stream", "-c", pairs(told)]
+    config = {"spec": str(spec), "output": str(output), "attack": attack}
+    config |= {"public": str(public)} if public else {}
+    return ["flwr", "run", str(app), CONNECTION, "--stream", "-c", pairs(config)]
 
 
 @dataclass
 class Processes:
     """The children of a deployment: each in a process group and with a log of its own.
 
-    With a ``record`` they are written down, so that they can be ended where this process is
-    killed before it does.
+    With a ``record`` they are written down, so that they can still be ended after this process was
+    killed.
     """
 
     running: dict[str, tuple[subprocess.Popen[bytes], Path]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Processes:
 def end_recorded(record: Path) -> None:
     """End what is left of a deployment that was killed."""
     try:
-        children = [Child.read(told) for told in read_json(record)]
+        children = [Child.read(entry) for entry in read_json(record)]
     except FileNotFoundError:
         return
     except (DamagedError, KeyError, TypeError, ValueError) as error:
@@ -149,7 +149,7 @@ def call(command: list[str], folder: Path, what: str) -> str:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Quiet, offline, with a home of Flower's in the process's own folder."""
+    """Quiet, offline, with Flower's home in the process's own folder."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return os.environ | {
         "PATH": path,
@@ -169,8 +169,8 @@ def why_ended(log: Path) -> str:
         return "the SuperLink's certificate is not signed by the authority that it was given"
     if "Failed to activate SuperNode" in text:
         return "the SuperLink does not know its key; register it with `flwr supernode register`"
-    told = re.search(r"Exit Code: \d+\n(.+)", text)
-    return told.group(1).strip().rstrip(".") if told else last_words(log)
+    reason = re.search(r"Exit Code: \d+\n(.+)", text)
+    return reason.group(1).strip().rstrip(".") if reason else last_words(log)
 
 
 def pairs(values: Mapping[str, object]) -> str:

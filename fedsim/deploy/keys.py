@@ -1,4 +1,4 @@
-"""Keys of a deployment: an authority of its own, the SuperLink's certificate, a key a SuperNode.
+"""Keys of a deployment: its own authority, the SuperLink's certificate, a key for each SuperNode.
 
 Private keys are readable by their owner only; nothing here is ever part of a run directory.
 """
@@ -56,9 +56,9 @@ def make_keys(root: Path, nodes: int, hosts: tuple[str, ...] = HOSTS) -> Keys:
         _make_certificates(keys, hosts)
     for number in range(nodes):
         if not keys.node(number).is_file():
-            own = ec.generate_private_key(ec.SECP384R1())
-            _write(keys.node(number), _private(own, serialization.PrivateFormat.OpenSSH))
-            public = own.public_key().public_bytes(
+            key = ec.generate_private_key(ec.SECP384R1())
+            _write(keys.node(number), _private(key, serialization.PrivateFormat.OpenSSH))
+            public = key.public_key().public_bytes(
                 serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
             )
             _write(keys.node_public(number), public + b"\n", mode=0o644)
@@ -72,16 +72,16 @@ def check_keys(keys: Keys, nodes: int) -> None:
     for path in wanted:
         if not path.is_file():
             raise RunError(f"'{path}' is missing; make it with `fedsim keys {keys.root}`.")
-    authority, own = _certificate(keys.authority), _certificate(keys.certificate)
+    authority, server = _certificate(keys.authority), _certificate(keys.certificate)
     try:
-        own.verify_directly_issued_by(authority)
+        server.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError):
         raise RunError(
             f"the certificate '{keys.certificate}' was not signed by '{keys.authority}'; give the "
             f"SuperLink's own, or make both again in an empty folder."
         ) from None
     now = datetime.datetime.now(datetime.UTC)
-    for path, certificate in ((keys.authority, authority), (keys.certificate, own)):
+    for path, certificate in ((keys.authority, authority), (keys.certificate, server)):
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             raise RunError(
                 f"the certificate '{path}' is valid until {certificate.not_valid_after_utc:%F} "
@@ -91,13 +91,13 @@ def check_keys(keys: Keys, nodes: int) -> None:
         key = serialization.load_pem_private_key(keys.server_key.read_bytes(), password=None)
     except (ValueError, TypeError) as error:
         raise RunError(f"'{keys.server_key}' holds no private key.") from error
-    if key.public_key() != own.public_key():
+    if key.public_key() != server.public_key():
         raise RunError(f"'{keys.server_key}' is not the key of '{keys.certificate}'.")
 
 
 def _make_certificates(keys: Keys, hosts: tuple[str, ...]) -> None:
     now = datetime.datetime.now(datetime.UTC)
-    signer, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    signer, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = _name("fedsim authority")
 
     def begun(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
@@ -125,7 +125,7 @@ def _make_certificates(keys: Keys, hosts: tuple[str, ...]) -> None:
         .sign(signer, hashes.SHA384())
     )
     certificate = (
-        begun(_name(hosts[0]), own)
+        begun(_name(hosts[0]), server)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
@@ -135,7 +135,7 @@ def _make_certificates(keys: Keys, hosts: tuple[str, ...]) -> None:
         .sign(signer, hashes.SHA384())
     )
     # The authority's own key is not kept: nobody can sign a second server with it.
-    _write(keys.server_key, _private(own, serialization.PrivateFormat.PKCS8))
+    _write(keys.server_key, _private(server, serialization.PrivateFormat.PKCS8))
     _write(keys.certificate, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
     _write(keys.authority, authority.public_bytes(serialization.Encoding.PEM), mode=0o644)
 

@@ -1,4 +1,4 @@
-"""Linting: what is certain to leak, said from the spec and the model's shapes before any round."""
+"""Lint: what is certain to leak, told from the spec and the model's shapes before any round."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def lint(spec: Spec, ignore: Iterable[str] = ()) -> Lint:
         known = ", ".join(NAMES)
         raise SpecError(f"there is no rule '{name}'{did_you_mean(name, NAMES)}; known: {known}.")
     facts = gather(spec)
-    found = [finding for rule in RULES for finding in rule(facts)]
-    found = [finding for finding in found if finding.rule not in left_out]
-    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Lint(facts, tuple(found))
+    findings = [finding for rule in RULES for finding in rule(facts)]
+    findings = [finding for finding in findings if finding.rule not in left_out]
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Lint(facts, tuple(findings))

@@ -62,12 +62,12 @@ class Tokens:
 
     @property
     def equations(self) -> int:
-        """Of `row_space`, for one patch."""
+        """Equations of `row_space` for one patch."""
         return max(0, self.width - (self.patches + self.prefix))
 
     @property
     def unknowns(self) -> int:
-        """Of `row_space`, for one patch."""
+        """Unknowns of `row_space` for one patch."""
         return min(self.patches, self.pixels) + 1
 
     @property
@@ -164,7 +164,7 @@ def gather(spec: Spec) -> Facts:
 def _built(spec: Spec, classes: int) -> nn.Module:
     """The model of a spec, without numbers in it where it would be too large."""
     side = spec.data.image_size
-    if spec.model.checkpoint:  # its positions are what they are, and it fits the whole model only
+    if spec.model.checkpoint:  # its positions count, and it fits the whole model only
         bare = spec.model.model_copy(update={"pretrained": False})
         return build_model(bare, image_size=side, num_classes=classes, seed=spec.seed)
     with torch.device("meta"):
@@ -192,14 +192,14 @@ def _blocks(model: nn.Module) -> int:
 
 
 def _data(spec: Spec) -> tuple[int | None, int | None]:
-    """Classes, and samples of the smallest shard where they decide something; None: unknown."""
+    """Classes, and samples of the smallest shard; None: unknown."""
     try:
         images = images_of(spec.data, "train")
     except DataError:
         return None, None
     shard = len(images) // spec.data.clients
     if spec.data.partition.kind != "iid":  # the partitioner takes seconds to import
-        shard = min(len(own) for own in shards_of(spec.data, spec.seed))
+        shard = min(len(samples) for samples in shards_of(spec.data, spec.seed))
     return len(images.classes), shard
 
 
@@ -257,7 +257,7 @@ def _first_attention(
 
 
 def _position_rank(model: nn.Module, parts: VitParts) -> int:
-    """As `row_space` counts it; of numbers that were never made, the largest possible."""
+    """As `row_space` counts it; the largest possible where the model holds no numbers."""
     if parts.position is None:
         return 0
     position = model.get_parameter(parts.position).detach()

@@ -13,8 +13,8 @@ EXIT_CODES: dict[Severity, int] = {"certain": 5, "likely": 4, "note": 0}
 
 @dataclass(frozen=True)
 class Finding:
-    """``remedy``: overrides of the spec that remove it; ``threat``: the least letter whose
-    attacker can use it, where that matters."""
+    """``remedy``: overrides of the spec that remove it; ``threat``: the letter of the weakest
+    attacker who can use it, where that matters."""
 
     rule: str
     severity: Severity

@@ -1,8 +1,8 @@
 """Rehearsal: a made-up picture through the client's own code, to see what arithmetic leaves.
 
-Whether equations determine a picture is a matter of shapes. Whether 32-bit numbers, the local
-steps and the defenses leave enough of them is not: so one made-up picture after the other goes
-through fresh weights, the defenses and the closed forms. No data is read and no round is run.
+Whether equations determine a picture is a matter of shapes. Whether 32-bit numbers, the local steps
+and the defenses leave enough of them is not: so one made-up picture after the other goes through
+fresh weights, the defenses and the closed forms. No data is read and no round is run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedsim.defenses.applied import countered
 
 EXACT_DB = 40.0  # a picture without a visible difference
 DRAWS, CHANCES = 4, 12  # batches: usually; where a defense tosses a coin for each
-LARGE, LARGE_DRAWS = 2e9, 2  # parameters times patches of 16 pixels: from here on, fewer of all
+LARGE, LARGE_DRAWS = 2e9, 2  # parameters times patches of 16 x 16 pixels: beyond, fewer draws
 MOST_LABELS = 8  # pictures in a batch whose labels are read
 CONTRAST = 0.35  # of made-up pictures: about an eighth of them is black or white
 
@@ -45,7 +45,7 @@ class Rehearsal:
     bare: tuple[float, ...] = ()
     labels: float | None = None  # share of batches whose labels were read without a mistake
     batch: int = 0  # pictures in a batch whose labels were read
-    declined: str | None = None  # why there is none
+    declined: str | None = None  # why nothing was rehearsed
 
 
 def rehearse(
@@ -76,7 +76,7 @@ def rehearse(
     bare: list[float] = []
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of slow paths, which nobody waits for here
+            warnings.simplefilter("ignore")  # about slow paths, which do not matter here
             for draw in range(draws):
                 pictures, truth = stage.batch(draw, batch)
                 observation = stage.observe(draw, [(pictures, truth)] * steps)
@@ -89,8 +89,8 @@ def rehearse(
                 observation = plain.observe(draw, [(pictures, truth)] * steps)
                 bare.append(plain.recovers(observation, pictures, form))
     except (FedsimError, ValueError, RuntimeError) as error:
-        # A model may not take a single picture (BatchNorm on 1 x 1) and a defense of somebody's
-        # own may fail: the audit would tell, here it is one finding.
+        # A model may not take a single picture (BatchNorm on 1 x 1) and somebody's own defense may
+        # fail: an audit would stop there, here it is one finding.
         reason = str(error).strip() or type(error).__name__
         return Rehearsal(form, declined=reason.splitlines()[0].rstrip("."))
     share = None if None in right else sum(map(bool, right)) / len(right)
@@ -148,15 +148,15 @@ class Stage:
         """Whether the labels of one step are read without a mistake; None without a head."""
         protocol = observation.public.protocol
         try:
-            found = recover_labels(observation.update, self.model, len(truth), protocol=protocol)
+            labels = recover_labels(observation.update, self.model, len(truth), protocol=protocol)
         except AttackError:
             return None
-        return found.tolist() == truth.sort().values.tolist()
+        return labels.tolist() == truth.sort().values.tolist()
 
 
 def made_up(count: int, side: int, coin: torch.Generator) -> Tensor:
-    """Pictures (count, 3, side, side) in 8 bits: smooth noise with blown-out areas, in which
-    closed forms have as hard a time as with photographs. Channels mostly agree."""
+    """Pictures (count, 3, side, side) in 8 bits: smooth noise with blown-out areas, in which closed
+    forms have as hard a time as with photographs. Channels mostly agree."""
     noise = torch.randn(count, 4, side, side, generator=coin)
     rows, columns = torch.fft.fftfreq(side)[:, None], torch.fft.fftfreq(side)[None]
     far = (rows.square() + columns.square()).clamp(min=side**-2)

@@ -43,10 +43,10 @@ def with_defense(
     facts: Facts, component: dict[str, Any], instead: str | None = None
 ) -> tuple[str, ...]:
     every = _plain(facts.spec.defenses)
-    kept = [c for c in every if c["name"] not in (instead, component["name"])]
+    others = [c for c in every if c["name"] not in (instead, component["name"])]
     # A sum is masked last: what comes after it would break the masks.
-    masked = [c for c in kept if c["name"] == "secure_aggregation"]
-    rest = [c for c in kept if c not in masked]
+    masked = [c for c in others if c["name"] == "secure_aggregation"]
+    rest = [c for c in others if c not in masked]
     return (_defenses([*rest, component, *masked]),)
 
 

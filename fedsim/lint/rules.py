@@ -1,8 +1,8 @@
-"""The rules: each looks at the facts and says what it finds, with the numbers that decide it.
+"""Rules: each looks at the facts and says what it finds, with the numbers that decide it.
 
 `certain`: it follows from the shapes and came back in rehearsal, or it is plain from the protocol.
 `likely`: it leaks more than a guess, or the numbers could not be rehearsed. `note`: no leak by
-itself, but who reads an audit of this spec should know it.
+itself, but something that readers of an audit of this spec should know.
 """
 
 from __future__ import annotations
@@ -99,31 +99,31 @@ def _inversion(
     severity = _severity(facts, determined)
     if severity is None:
         return
-    heard = facts.rehearsal.psnr
-    told = f" Rehearsed on {len(heard)} made-up pictures: {_range(heard)}." if heard else ""
-    if not heard:
-        told = f" Not rehearsed: {facts.rehearsal.declined}."
+    psnr = facts.rehearsal.psnr
+    words = f" Rehearsed on {len(psnr)} made-up pictures: {_range(psnr)}." if psnr else ""
+    if not psnr:
+        words = f" Not rehearsed: {facts.rehearsal.declined}."
     needs = create_attack(attack).needs
     letter = next(t.letter for t in THREATS.values() if needs <= t.grants)
     lacking = sorted(needs - granted_by(facts.spec.threat))
     if lacking:
-        told += (
+        words += (
             f" This spec's attacker (threat {facts.spec.threat.model}) lacks {', '.join(lacking)}; "
             f"a server that knows them (threat {letter}) does not."
         )
-    yield Finding(rule, severity, system + told, mixed(facts), letter)
+    yield Finding(rule, severity, system + words, mixed(facts), letter)
 
 
 def _severity(facts: Facts, determined: bool) -> Severity | None:
-    heard, bare = facts.rehearsal.psnr, facts.rehearsal.bare
-    if not heard:
+    psnr, bare = facts.rehearsal.psnr, facts.rehearsal.bare
+    if not psnr:
         return "likely" if determined and not _acting(facts) else None
-    exact = sum(value >= EXACT_DB for value in heard) / len(heard)
+    exact = sum(value >= EXACT_DB for value in psnr) / len(psnr)
     if determined and (exact >= MOSTLY or (exact > 0 and _by_chance(facts.defenses))):
         return "certain"
     if determined and _sometimes_plain(facts) and min(bare) >= EXACT_DB:
-        return "certain"  # a coin that seldom falls so, but it does
-    return "likely" if max(heard) >= CLEAR_DB else None
+        return "certain"  # rare in a rehearsal, but it happens
+    return "likely" if max(psnr) >= CLEAR_DB else None
 
 
 def _by_chance(named_defenses: Sequence[NamedDefense]) -> bool:
@@ -152,10 +152,10 @@ def layer_by_layer(facts: Facts) -> Iterator[Finding]:
 
 def ended_by(facts: Facts) -> Iterator[Finding]:
     """What stands between a solvable system and its picture."""
-    bare, heard = facts.rehearsal.bare, facts.rehearsal.psnr
+    bare, psnr = facts.rehearsal.bare, facts.rehearsal.psnr
     if not bare or min(bare) < EXACT_DB or _certain_picture(facts):
         return
-    best = max(heard)
+    best = max(psnr)
     names = ", ".join(named.name for named in _acting(facts))
     reason = (
         f"The equations determine the picture; {names} is all that hides it: rehearsed, a closed "
@@ -210,26 +210,26 @@ def low_rank_positions(facts: Facts) -> Iterator[Finding]:
 
 def labels(facts: Facts) -> Iterator[Finding]:
     """The head's gradient is p - y: labels have a sign of their own."""
-    heard, train = facts.rehearsal, facts.spec.train
+    rehearsal, train = facts.rehearsal, facts.spec.train
     if not facts.head:
         return
     single = train.batch_size == 1 and (facts.steps == 1 or facts.one_image)
     where = "the head's bias" if "bias" in facts.head else "the rows of the head's weight"
-    if heard.declined is not None:
+    if rehearsal.declined is not None:
         if _acting(facts):
             return
-        told, share = f"not rehearsed: {heard.declined}", 1.0 if single else CLEAR_SHARE
-    elif heard.labels is None or heard.labels < CLEAR_SHARE:
+        rehearsed, share = f"not rehearsed: {rehearsal.declined}", 1.0 if single else CLEAR_SHARE
+    elif rehearsal.labels is None or rehearsal.labels < CLEAR_SHARE:
         return
     else:
-        share = heard.labels
-        what = "the label" if heard.batch == 1 else f"all {heard.batch} labels"
-        told = f"{what} read without a mistake in {share:.0%} of rehearsed batches"
+        share = rehearsal.labels
+        what = "the label" if rehearsal.batch == 1 else f"all {rehearsal.batch} labels"
+        rehearsed = f"{what} read without a mistake in {share:.0%} of rehearsed batches"
     severity: Severity = "certain" if single and share == 1.0 else "likely"
     what = "Its label is" if single else "Which labels a batch holds, and how often, is"
     more = "" if "bias" in facts.head or single else " Repeated labels do not show there."
     steps = "" if facts.steps == 1 else " Several local steps blur the counts."
-    reason = f"{what} read from {where}: only a class that is there can be negative ({told})."
+    reason = f"{what} read from {where}: only a class that is there can be negative ({rehearsed})."
     remedy = aggregated(facts) or with_defense(facts, {"name": "withheld", "parts": ["head"]})
     yield Finding("labels", severity, reason + more + steps, remedy, "B")
 
@@ -287,13 +287,13 @@ def lonely_aggregation(facts: Facts) -> Iterator[Finding]:
 
 def replaced_gradient(facts: Facts) -> Iterator[Finding]:
     """Of several defenses that compute a batch's gradient themselves, the last one counts."""
-    own = [named for named in facts.defenses if named.acts_on("batch_gradient")]
-    for named in own[:-1]:
+    rivals = [named for named in facts.defenses if named.acts_on("batch_gradient")]
+    for named in rivals[:-1]:
         reason = (
-            f"{named.name} and {own[-1].name} both compute the batch's gradient; the later one "
+            f"{named.name} and {rivals[-1].name} both compute the batch's gradient; the later one "
             f"replaces the earlier, so {named.name} protects nothing."
         )
-        remedy = without_defense(facts, own[-1].name)
+        remedy = without_defense(facts, rivals[-1].name)
         yield Finding("replaced-gradient", "certain", reason, remedy)
 
 
@@ -306,7 +306,7 @@ def budget(facts: Facts) -> Iterator[Finding]:
 
     for entry in budgets(facts.spec):
         name, epsilon = entry["defense"], entry["epsilon"]
-        # What DP-SGD refuses is no remedy.
+        # DP-SGD refuses BatchNorm.
         fits = not facts.batchnorms
         remedy = with_defense(facts, {"name": "dp_sgd"}, instead=name) if fits else ()
         if epsilon is None or not math.isfinite(epsilon):
@@ -462,5 +462,5 @@ def _acting(facts: Facts) -> list[NamedDefense]:
 
 
 def _certain_picture(facts: Facts) -> bool:
-    found = [*exact_by_patches(facts), *exact_by_rows(facts)]
-    return any(finding.severity == "certain" for finding in found)
+    findings = [*exact_by_patches(facts), *exact_by_rows(facts)]
+    return any(finding.severity == "certain" for finding in findings)

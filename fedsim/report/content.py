@@ -27,7 +27,7 @@ from fedsim.scoring.verdict import ABOVE_BASELINE_DB, RECOVERED_DB
 # What a reader must know first comes first. A mis-specified attack outranks a failed one: it is the
 # reason not to believe the failure.
 RANK = ["LEAKS", "PARTIAL", "MIS-SPECIFIED", "NOT RECOVERED", "NO RESULT"]
-ROUND_COLUMNS = ["round", "train_loss", "test_loss", "test_accuracy"]
+CURVES = ["round", "train_loss", "test_loss", "test_accuracy"]
 TROUBLES_SHOWN = 50
 
 
@@ -299,4 +299,4 @@ def rounds_of(run: Run) -> pd.DataFrame:
         rounds = run.rounds
     except RunError:
         rounds = pd.DataFrame()
-    return rounds.reindex(columns=ROUND_COLUMNS).astype(float)
+    return rounds.reindex(columns=CURVES).astype(float)

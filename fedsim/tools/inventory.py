@@ -21,7 +21,7 @@ from fedsim.defenses import DEFENSES
 
 
 def _first_lines(kind: str, table: Mapping[str, str]) -> dict[str, str]:
-    """The first sentence of each entry's module: what it is."""
+    """The first paragraph of each entry's module: what it is."""
     import sys
 
     lines = {}
@@ -70,14 +70,14 @@ INVENTORY: dict[str, Callable[[], dict[str, str]]] = {
 
 def weights_here() -> dict[str, str]:
     """The weights that can be fetched, and whether they were."""
-    found = {}
+    words = {}
     for name in BACKBONES:
         try:
             load_backbone(name)
-            found[name] = f"{BACKBONES[name].file}"
+            words[name] = f"{BACKBONES[name].file}"
         except ModelError as error:
-            found[name] = str(error)
-    return found
+            words[name] = str(error)
+    return words
 
 
 def diagnose() -> dict[str, str]:

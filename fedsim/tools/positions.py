@@ -1,4 +1,4 @@
-"""Position embeddings under the loupe: what a ViT's positions hold, and how much it leans on them.
+"""Positions of a ViT: what their embeddings hold, and how much the model leans on them.
 
 The measures of the MJP paper (Liu et al. 2022):
 
@@ -62,8 +62,8 @@ class Findings:
 
 
 def analyse(source: Path, output: Path | None = None, *, pictures: int = 256) -> Findings:
-    """Measure the model a run ended with; numbers, and a picture of the positions, go to
-    ``output`` (the run's folder ``positions`` by default)."""
+    """Measure the model a run ended with; numbers, and a picture of the positions, go to ``output``
+    (the run's folder ``positions`` by default)."""
     run = Run.open(source if source.is_dir() else source.parent)
     model = load_final_model(run, source if source.is_file() else None)
     spec = run.spec
@@ -102,7 +102,7 @@ def umap_projection(rows: np.ndarray) -> np.ndarray:
     """The embeddings in the plane, neighbours kept together (the paper's Figure 7)."""
     import umap
 
-    with warnings.catch_warnings():  # that a seed means one thread
+    with warnings.catch_warnings():  # about a seed that means one thread
         warnings.simplefilter("ignore")
         reducer = umap.UMAP(n_neighbors=min(15, len(rows) - 1), random_state=0, init="pca")
         return np.asarray(reducer.fit_transform(rows))
@@ -119,14 +119,14 @@ def regression_error(rows: Tensor, places: Tensor) -> float:
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     errors = []
     for fold in range(FOLDS):
-        held = order[fold::FOLDS]
-        rest = torch.tensor([i for i in order.tolist() if i not in set(held.tolist())])
+        held_out = order[fold::FOLDS]
+        rest = torch.tensor([i for i in order.tolist() if i not in set(held_out.tolist())])
         mean, centre = rows[rest].mean(0), places[rest].mean(0)
         solved = torch.linalg.lstsq(
             rows[rest] - mean, places[rest] - centre, driver="gelsd", rcond=1e-6
         ).solution
-        found = (rows[held] - mean) @ solved + centre
-        errors.append((found - places[held]).abs())
+        estimates = (rows[held_out] - mean) @ solved + centre
+        errors.append((estimates - places[held_out]).abs())
     return float(torch.cat(errors).mean())
 
 
@@ -137,7 +137,7 @@ def shuffling(
     images = images_of(spec.data, "test")
     protocol = Protocol.of(spec.train, spec.data)
     rng = torch.Generator().manual_seed(0)
-    apart, same, right, seen = 0.0, 0, 0, 0
+    apart, same, right, total = 0.0, 0, 0, 0
     with torch.no_grad():
         for row in range(min(count, len(images))):
             picture = images.image(row)[None]
@@ -145,16 +145,18 @@ def shuffling(
             moved = picture
             if mask is not None:
                 moved = rearrange(picture, parts.grid, shuffled_order(mask, rng))
-            before, first = _seen(model, protocol.normalise(picture), None)
-            after, second = _seen(model, protocol.normalise(moved), mask)
+            before, first = _features_and_class(model, protocol.normalise(picture), None)
+            after, second = _features_and_class(model, protocol.normalise(moved), mask)
             apart += float((before - after).norm())
             same += int(first == second)
             right += int(second == int(images.labels[row]))
-            seen += 1
-    return apart / seen, same / seen, right / seen
+            total += 1
+    return apart / total, same / total, right / total
 
 
-def _seen(model: nn.Module, picture: Tensor, mask: Tensor | None) -> tuple[Tensor, int]:
+def _features_and_class(
+    model: nn.Module, picture: Tensor, mask: Tensor | None
+) -> tuple[Tensor, int]:
     """Features before the head and the predicted class."""
     puzzle = vars(model).get("puzzle")
     if isinstance(puzzle, Puzzle):
@@ -165,7 +167,7 @@ def _seen(model: nn.Module, picture: Tensor, mask: Tensor | None) -> tuple[Tenso
 
 
 def load_final_model(run: Run, file: Path | None = None) -> nn.Module:
-    """The model a run ended with, or that of another checkpoint of it, ready to be asked."""
+    """The model a run ended with, or that of another checkpoint of it, in eval mode."""
     file, spec = file or run.checkpoint, run.spec
     if not file.is_file():
         raise RunError(f"'{run.root}' has no checkpoint yet: its rounds are not done.")
@@ -192,6 +194,6 @@ def draw_points(
     axes.scatter(across, up, c=shade, cmap="viridis", s=22, zorder=2)
     axes.set(xlabel=names[0], ylabel=names[1], aspect="equal")
     axes.spines[["top", "right"]].set_visible(False)
-    held = io.BytesIO()
-    figure.savefig(held, dpi=140)
-    write_atomically(path, held.getvalue())
+    png = io.BytesIO()
+    figure.savefig(png, dpi=140)
+    write_atomically(path, png.getvalue())

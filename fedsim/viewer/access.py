@@ -1,8 +1,8 @@
-"""Guard: who may ask, and what every answer carries.
+"""Access: who may ask, and what every answer carries.
 
 The pages hold the clients' pictures. Other users of the machine and other pages in the same browser
 must not get at them: a token that only the terminal saw, loopback names alone (a foreign name that
-resolves to this machine is refused), GET alone, and no leave for any other site.
+resolves to this machine is refused), GET alone, and no permission for any other site.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PAGE_POLICY = (
     "connect-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'self'"
 )
-# A report is shown as it was written. Whatever is in it runs in an origin of its own: it reaches
-# no other run, no cookie and no other site.
+# A report is shown as it was written. Whatever is in it runs in an origin of its own: it reaches no
+# other run, no cookie and no other site.
 REPORT_POLICY = (
     "sandbox allow-scripts allow-downloads; default-src 'none'; img-src data:; font-src data:; "
     "style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Guard:
+class AccessControl:
     """Stands before the application; nothing of it is reached without the token or its cookie."""
 
     def __init__(self, app: ASGIApp, token: str):
@@ -65,7 +65,7 @@ class Guard:
         if scope["type"] != "http":
             return  # a socket that nobody answers is closed by the server
 
-        async def send_guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -73,10 +73,10 @@ class Guard:
             await send(message)
 
         answer = self._judge(Request(scope))
-        await (answer or self.app)(scope, receive, send_guarded)
+        await (answer or self.app)(scope, receive, send_with_headers)
 
     def _judge(self, request: Request) -> Response | None:
-        """An answer of the guard's own, or None to let the request through."""
+        """A refusal or a redirect; None lets the request through."""
         if not _asks_for_this_machine(request):
             return _refusal(400, "This viewer answers only to its own loopback address.")
         if request.method != "GET":
@@ -89,11 +89,11 @@ class Guard:
         return _refusal(403, "Open the address that `fedsim view` printed: its token is missing.")
 
     def _admit(self, request: Request) -> Response:
-        """The token for a cookie, so that it does not stay in the address."""
-        kept = [pair for pair in parse_qsl(request.url.query) if pair[0] != "token"]
+        """A cookie in exchange for the token, so that it does not stay in the address."""
+        query = [pair for pair in parse_qsl(request.url.query) if pair[0] != "token"]
         # One slash at the start, or a browser would read the rest as another site's name.
         path = "/" + request.url.path.lstrip("/\\")
-        answer = RedirectResponse(f"{path}?{urlencode(kept)}" if kept else path, 303)
+        answer = RedirectResponse(f"{path}?{urlencode(query)}" if query else path, 303)
         answer.set_cookie(self.cookie, self._session, httponly=True, samesite="strict", path="/")
         return answer
 
@@ -113,8 +113,8 @@ def _asks_for_this_machine(request: Request) -> bool:
     return is_loopback(name) and (not port or port.isdecimal())
 
 
-def _same(given: str, held: str) -> bool:
-    return hmac.compare_digest(given.encode(), held.encode())
+def _same(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())
 
 
 def _refusal(status: int, words: str, headers: dict[str, str] | None = None) -> Response:

@@ -15,15 +15,16 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from fedsim.core.errors import RunError
+from fedsim.core.run import paths
 from fedsim.report import HERE as REPORT
 from fedsim.report import environment
 from fedsim.report.formats import count
-from fedsim.viewer.access import REPORT_POLICY, Guard
+from fedsim.viewer.access import REPORT_POLICY, AccessControl
 from fedsim.viewer.charts import Series, curves, mark
 from fedsim.viewer.comparison import MOST_RUNS, compare, points_of
 from fedsim.viewer.files import Files, exists, read
-from fedsim.viewer.run_index import Place, Shelf
-from fedsim.viewer.status import Standing, events_of, failures_of, rounds_of, standing
+from fedsim.viewer.run_index import Place, RunIndex
+from fedsim.viewer.status import Status, events_of, failures_of, rounds_of, status_of
 
 PAGES = Path(__file__).parent / "pages"
 STATES = ["running", "stopped", "damaged", "planned", "trained", "finished"]  # as they are sorted
@@ -34,7 +35,7 @@ class Viewer:
     """What the routes answer with."""
 
     def __init__(self, directories: Iterable[str | Path]):
-        self.shelf, self.files = Shelf(directories), Files()
+        self.run_index, self.files = RunIndex(directories), Files()
         self.pages = _pages()
         style = (REPORT / "style.css").read_text(encoding="utf-8")
         self.style = style + (PAGES / "view.css").read_text(encoding="utf-8")
@@ -43,21 +44,21 @@ class Viewer:
     def index(self, request: Request) -> Response:
         shown: list[dict[str, Any]] = []
         states: Counter[str] = Counter()
-        for group in self.shelf.groups():
-            runs = [standing(self.files, place) for place in group.runs]
+        for group in self.run_index.groups():
+            runs = [status_of(self.files, place) for place in group.runs]
             runs.sort(key=lambda run: (STATES.index(run.state), run.place.name))
             states.update(run.state for run in runs)
-            report = group.bench and exists(group.root, "report.html")
+            report = group.bench and exists(group.root, paths.REPORT)
             shown.append({"about": group, "runs": runs, "report": report})
-        told = [f"{states[state]} {state}" for state in STATES if states[state]]
-        roots = [str(root) for root in self.shelf.roots]
+        counts = [f"{states[state]} {state}" for state in STATES if states[state]]
+        roots = [str(root) for root in self.run_index.roots]
         return self._page(
-            "index.html", groups=shown, told=", ".join(told), total=states.total(), roots=roots
+            "index.html", groups=shown, counts=", ".join(counts), total=states.total(), roots=roots
         )
 
     def runs(self, request: Request) -> Response:
-        held = [standing(self.files, place) for place in self.shelf.runs()]
-        return JSONResponse({"runs": [_facts(run) for run in held]})
+        runs = [status_of(self.files, place) for place in self.run_index.runs()]
+        return JSONResponse({"runs": [_facts(run) for run in runs]})
 
     def run(self, request: Request) -> Response:
         return self._page("run.html", **self._about(self._place(request)))
@@ -70,19 +71,19 @@ class Viewer:
         return _report(self._place(request).root)
 
     def bench_report(self, request: Request) -> Response:
-        bench = self.shelf.bench(request.path_params["key"])
+        bench = self.run_index.bench(request.path_params["key"])
         if bench is None:
             raise HTTPException(404, "There is no such bench here.")
         return _report(bench.root)
 
     def compare(self, request: Request) -> Response:
         keys = list(dict.fromkeys(request.query_params.getlist("run")))
-        places = [self.shelf.run(key) for key in keys]
+        places = [self.run_index.run(key) for key in keys]
         if None in places:
             raise HTTPException(404, "One of these runs is not here; choose again.")
         if not 2 <= len(places) <= MOST_RUNS:
             raise HTTPException(400, f"Choose two to {MOST_RUNS} runs to lay side by side.")
-        runs = [standing(self.files, place) for place in places if place is not None]
+        runs = [status_of(self.files, place) for place in places if place is not None]
         return self._page("compare.html", it=compare(self.files, runs))
 
     def asset(self, request: Request) -> Response:
@@ -96,7 +97,7 @@ class Viewer:
         return self._page("refusal.html", error.status_code, words=words)
 
     def _about(self, place: Place) -> dict[str, Any]:
-        run = standing(self.files, place)
+        run = status_of(self.files, place)
         rounds = rounds_of(self.files, place)
         drawn = [
             ("Test accuracy, %", _curve(run, rounds, "test_accuracy", 100.0, 100.0)),
@@ -113,7 +114,7 @@ class Viewer:
         }
 
     def _place(self, request: Request) -> Place:
-        place = self.shelf.run(request.path_params["key"])
+        place = self.run_index.run(request.path_params["key"])
         if place is None:
             raise HTTPException(404, "There is no such run here.")
         return place
@@ -122,8 +123,8 @@ class Viewer:
         return HTMLResponse(self.pages.get_template(name).render(**content).lstrip(), status)
 
 
-def create_app(directories: Iterable[str | Path], token: str) -> Guard:
-    """The viewer of these directories, behind its guard."""
+def create_app(directories: Iterable[str | Path], token: str) -> AccessControl:
+    """The viewer of these directories, behind its access control."""
     viewer = Viewer(directories)
     routes = [
         Route("/", viewer.index),
@@ -136,7 +137,7 @@ def create_app(directories: Iterable[str | Path], token: str) -> Guard:
         Route("/assets/view.css", viewer.asset),
         Route("/assets/live.js", viewer.asset),
     ]
-    return Guard(
+    return AccessControl(
         Starlette(routes=routes, exception_handlers={HTTPException: viewer.refused}), token
     )
 
@@ -150,17 +151,17 @@ def _pages() -> Environment:
 
 def _report(root: Path) -> Response:
     """A report as it was written, in an origin of its own."""
-    if not exists(root, "report.html"):
+    if not exists(root, paths.REPORT):
         raise HTTPException(404, "There is no report yet.")
     try:
-        content = read(root, "report.html")
+        content = read(root, paths.REPORT)
     except RunError as error:
         raise HTTPException(404, str(error)) from error
     return HTMLResponse(content, headers={"Content-Security-Policy": REPORT_POLICY})
 
 
 def _curve(
-    run: Standing,
+    run: Status,
     rounds: list[dict[str, float | None]],
     column: str,
     scale: float = 1.0,
@@ -170,7 +171,7 @@ def _curve(
     return curves([series], column.replace("_", " ").capitalize(), top=top)
 
 
-def _facts(run: Standing) -> dict[str, Any]:
+def _facts(run: Status) -> dict[str, Any]:
     """What the index shows of a run that may change."""
     verdicts = [{"attack": o.attack, "verdict": o.verdict} for o in run.verdicts]
     return {

@@ -1,7 +1,7 @@
 """Charts of runs as inline SVG: classes instead of colours, so that the page's style decides.
 
-Drawn by hand, not by matplotlib: a page that is polled draws every second, from many threads.
-Runs differ by colour, dash and mark, so that no reader depends on colour alone.
+Drawn by hand, not by matplotlib: a page that is polled draws every second, from many threads. Runs
+differ by colour, dash and mark, so that no reader depends on colour alone.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Interval:
 
 def curves(series: list[Series], title: str, *, top: float | None = None) -> Markup | None:
     """Lines over the rounds; None where there is nothing to draw."""
-    held = [one for one in series if one.points]
-    if not held:
+    drawn = [one for one in series if one.points]
+    if not drawn:
         return None
-    xs = [x for one in held for x, _ in one.points]
-    ys = [y for one in held for _, y in one.points]
+    xs = [x for one in drawn for x, _ in one.points]
+    ys = [y for one in drawn for _, y in one.points]
     low, high = (0.0, top) if top is not None else (min(0.0, *ys), max(ys))
     across, up = _ticks(min(xs), max(xs), 6, whole=True), _ticks(low, high, 5)
     low, high = min(low, up[0]), max(high, up[-1])
@@ -70,16 +70,16 @@ def curves(series: list[Series], title: str, *, top: float | None = None) -> Mar
     for value in across:
         parts.append(_text(x_at(value), HEIGHT - BOTTOM + 18, f"{value:g}", "middle"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "round", "middle"))
-    for one in held:
+    for one in drawn:
         at = [(x_at(x), y_at(y)) for x, y in one.points]
         line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in at)
         parts.append(f'<path class="curve run-{one.number}" d="{line}"/>')
         marked = at if len(at) <= 25 else [at[0], at[-1]]
         parts += [_mark(one.number, x, y) for x, y in marked]
-    told = "; ".join(
-        f"{one.name} from {one.points[0][1]:.3g} to {one.points[-1][1]:.3g}" for one in held
+    values = "; ".join(
+        f"{one.name} from {one.points[0][1]:.3g} to {one.points[-1][1]:.3g}" for one in drawn
     )
-    return _svg(parts, HEIGHT, f"{title} over the rounds: {told}")
+    return _svg(parts, HEIGHT, f"{title} over the rounds: {values}")
 
 
 def intervals(
@@ -107,7 +107,7 @@ def intervals(
         parts.append(_text(x_at(value), floor + 16, f"{value:g}", "middle"))
     parts.append(f'<path class="limit" d="M{x_at(line):.1f} {TOP}V{floor}"/>')
     parts.append(_text((left + WIDTH - RIGHT) / 2, height - 3, unit, "middle"))
-    y, told = float(TOP), []
+    y, values = float(TOP), []
     for name, rows in groups:
         parts.append(_text(left + 3, y + 17, name, "start", "name"))
         y += head
@@ -121,9 +121,9 @@ def intervals(
             parts.append(_mark(one.number, x, middle))
             if beyond:
                 parts.append(_text(x + 10, middle + 4, f"{one.mean:.0f}", "start"))
-            told.append(f"{name} in {one.name} {one.mean:.3g} ({one.low:.3g} to {one.high:.3g})")
+            values.append(f"{name} in {one.name} {one.mean:.3g} ({one.low:.3g} to {one.high:.3g})")
             y += row
-    return _svg(parts, int(height), f"{title}: {'; '.join(told)}")
+    return _svg(parts, int(height), f"{title}: {'; '.join(values)}")
 
 
 def mark(number: int) -> Markup:
@@ -138,8 +138,8 @@ def _mark(number: int, x: float, y: float) -> str:
 
 
 def _text(x: float, y: float, words: str, anchor: str, kind: str = "tick") -> str:
-    said = escape(words)
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{said}</text>'
+    text = escape(words)
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
 
 
 def _svg(parts: list[str], height: int, description: str) -> Markup:

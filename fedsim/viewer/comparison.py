@@ -1,4 +1,4 @@
-"""Comparing: runs side by side. What differs in their specs, what came out, the same pictures.
+"""Comparison of runs side by side: how their specs differ, what came out, the same pictures.
 
 Two runs attacked the same picture only where its pixels say so: the same round and client of
 another seed is another picture.
@@ -24,7 +24,7 @@ from fedsim.report.pictures import Pair, load_pairs, spread
 from fedsim.scoring.verdict import KEYS, RECOVERED_DB, bootstrap
 from fedsim.viewer.charts import Interval, Series, curves, intervals
 from fedsim.viewer.files import DAMAGE, Files, inside, reason
-from fedsim.viewer.status import Outcome, Standing, rounds_of
+from fedsim.viewer.status import Outcome, Status, rounds_of
 
 MOST_RUNS = 4
 SHARED_SHOWN, OWN_SHOWN, ATTACKS_SHOWN = 6, 4, 3
@@ -72,7 +72,7 @@ class Gallery:
 class Comparison:
     """Everything the page shows."""
 
-    runs: list[Standing]
+    runs: list[Status]
     differences: list[tuple[str, list[str]]]
     attacks: list[tuple[str, list[Line]]]
     spans: Any  # a chart of the PSNR, None where there is none
@@ -82,12 +82,12 @@ class Comparison:
 
     @property
     def several_updates(self) -> bool:
-        held = [line.outcome for _, lines in self.attacks for line in lines]
-        return any(outcome is not None and outcome.victims > 1 for outcome in held)
+        outcomes = [line.outcome for _, lines in self.attacks for line in lines]
+        return any(outcome is not None and outcome.victims > 1 for outcome in outcomes)
 
 
-def compare(files: Files, runs: list[Standing]) -> Comparison:
-    """Lay these runs side by side; what cannot be read is said beside what can."""
+def compare(files: Files, runs: list[Status]) -> Comparison:
+    """Lay these runs side by side; what cannot be read is reported beside what can."""
     problems = [(n, words) for n, run in enumerate(runs, 1) for words in run.problems]
     scores = {n: _scores(files, run, n, problems) for n, run in enumerate(runs, 1)}
     attacks = _attacks(runs, scores)
@@ -105,39 +105,39 @@ def compare(files: Files, runs: list[Standing]) -> Comparison:
 def differences(specs: list[Spec | None]) -> list[tuple[str, list[str]]]:
     """The keys in which the specs differ, with each one's value."""
     flat = [_flat(spec.model_dump(mode="json")) if spec else {} for spec in specs]
-    keys = list(dict.fromkeys(key for held in flat for key in held))
-    rows = [(key, [held.get(key, NOT_SET) for held in flat]) for key in keys]
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    rows = [(key, [settings.get(key, NOT_SET) for settings in flat]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
 def _flat(content: dict[str, Any], before: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for key, value in content.items():
         if isinstance(value, dict) and value:
-            found |= _flat(value, f"{before}{key}.")
+            settings |= _flat(value, f"{before}{key}.")
         else:
-            found[f"{before}{key}"] = _told(value)
-    return found
+            settings[f"{before}{key}"] = _as_words(value)
+    return settings
 
 
-def _told(value: Any) -> str:
+def _as_words(value: Any) -> str:
     if value is None or value in ([], {}):
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return "; ".join(_told(one) for one in value)
+        return "; ".join(_as_words(one) for one in value)
     if isinstance(value, dict) and "name" in value:
         options = {k: v for k, v in value.items() if k != "name" and v is not None}
-        words = ", ".join(f"{k} {_told(v)}" for k, v in options.items())
+        words = ", ".join(f"{k} {_as_words(v)}" for k, v in options.items())
         return f"{value['name']} ({words})" if words else str(value["name"])
     if isinstance(value, dict):
-        return ", ".join(f"{k} {_told(v)}" for k, v in value.items())
+        return ", ".join(f"{k} {_as_words(v)}" for k, v in value.items())
     return str(value)
 
 
 def _scores(
-    files: Files, run: Standing, number: int, problems: list[tuple[int, str]]
+    files: Files, run: Status, number: int, problems: list[tuple[int, str]]
 ) -> pd.DataFrame | None:
     if run.state != "finished":
         return None
@@ -162,14 +162,14 @@ def _score_table(content: bytes) -> pd.DataFrame:
 
 
 def _attacks(
-    runs: list[Standing], scores: dict[int, pd.DataFrame | None]
+    runs: list[Status], scores: dict[int, pd.DataFrame | None]
 ) -> list[tuple[str, list[Line]]]:
     """The attacks of all runs, the strongest finding first, the baseline last."""
-    held = sorted((o for run in runs for o in run.outcomes), key=lambda o: o.rank)
-    names = list(dict.fromkeys(o.attack for o in held if o.attack != BASELINE))
-    if any(o.attack == BASELINE for o in held):
+    outcomes = sorted((o for run in runs for o in run.outcomes), key=lambda o: o.rank)
+    names = list(dict.fromkeys(o.attack for o in outcomes if o.attack != BASELINE))
+    if any(o.attack == BASELINE for o in outcomes):
         names.append(BASELINE)
-    found = []
+    rows = []
     for name in names:
         lines = []
         for number, run in enumerate(runs, 1):
@@ -178,29 +178,29 @@ def _attacks(
             cells = {metric.name: _cell(outcome, metric.name) for metric in shown_in("viewer")}
             labels = _labels(outcome, scores[number], seed)
             lines.append(Line(number, outcome, cells, labels))
-        found.append((name, lines))
-    return found
+        rows.append((name, lines))
+    return rows
 
 
 def _cell(outcome: Outcome | None, metric: str) -> Cell:
-    held = outcome.metrics.get(metric, {}) if outcome else {}
+    statistics = outcome.metrics.get(metric, {}) if outcome else {}
     several = outcome is not None and outcome.victims > 1
-    low, high = (held.get("low"), held.get("high")) if several else (None, None)
-    return Cell(held.get("mean"), low, high)
+    low, high = (statistics.get("low"), statistics.get("high")) if several else (None, None)
+    return Cell(statistics.get("mean"), low, high)
 
 
 def _labels(outcome: Outcome | None, scores: pd.DataFrame | None, seed: int) -> Cell:
     """Labels that are right, with an interval like that of the metrics."""
     if outcome is None or outcome.label_accuracy is None:
         return Cell(None)
-    own = scores[scores["attack"] == outcome.attack] if scores is not None else None
-    if own is None or own.empty or outcome.victims < 2:
+    rows = scores[scores["attack"] == outcome.attack] if scores is not None else None
+    if rows is None or rows.empty or outcome.victims < 2:
         return Cell(outcome.label_accuracy)
-    right = own.assign(right=(own["label_recovered"] == own["label_true"]).astype(float))
+    right = rows.assign(right=(rows["label_recovered"] == rows["label_true"]).astype(float))
     return Cell(outcome.label_accuracy, *bootstrap(right, "right", seed))
 
 
-def _charts(files: Files, runs: list[Standing]) -> list[tuple[str, Any]]:
+def _charts(files: Files, runs: list[Status]) -> list[tuple[str, Any]]:
     rounds = {n: rounds_of(files, run.place) for n, run in enumerate(runs, 1)}
 
     def series(column: str, scale: float = 1.0) -> list[Series]:
@@ -216,7 +216,7 @@ def _charts(files: Files, runs: list[Standing]) -> list[tuple[str, Any]]:
     return [(title, drawing) for title, drawing in drawn if drawing is not None]
 
 
-def _spans(runs: list[Standing], attacks: list[tuple[str, list[Line]]]) -> Any:
+def _spans(runs: list[Status], attacks: list[tuple[str, list[Line]]]) -> Any:
     """Mean PSNR of each attack in each run, with its interval."""
     psnr = METRICS["psnr"]
     groups = [
@@ -244,50 +244,53 @@ def points_of(
     rows: list[dict[str, float | None]], column: str, scale: float = 1.0
 ) -> list[tuple[float, float]]:
     """Round and value, where there is one."""
-    found = []
+    points = []
     for row in rows:
         round_, value = row.get("round"), row.get(column)
         if round_ is not None and value is not None:
-            found.append((round_, scale * value))
-    return found
+            points.append((round_, scale * value))
+    return points
 
 
 Loader = Callable[[pd.DataFrame], list[Pair]]
 
 
 def _galleries(
-    runs: list[Standing],
+    runs: list[Status],
     scores: dict[int, pd.DataFrame | None],
     problems: list[tuple[int, str]],
 ) -> list[Gallery]:
-    held = {n: table for n, table in scores.items() if table is not None and len(table)}
-    if not held:
+    tables = {n: table for n, table in scores.items() if table is not None and len(table)}
+    if not tables:
         return []
-    loaders = {n: _loader(runs[n - 1], table) for n, table in held.items()}
-    names = {n: [o.attack for o in runs[n - 1].verdicts if o.images] for n in held}
+    loaders = {n: _loader(runs[n - 1], table) for n, table in tables.items()}
+    names = {n: [o.attack for o in runs[n - 1].verdicts if o.images] for n in tables}
     first = next(iter(names.values()))
-    common = [a for a in first if all(a in own for own in names.values())]
+    common = [a for a in first if all(a in others for others in names.values())]
     chosen: list[tuple[str, dict[int, str]]] = [
-        (attack, dict.fromkeys(held, attack)) for attack in common[:ATTACKS_SHOWN]
+        (attack, dict.fromkeys(tables, attack)) for attack in common[:ATTACKS_SHOWN]
     ]
     if not chosen:
         chosen = [
-            ("The strongest attack of each run", {n: own[0] for n, own in names.items() if own})
+            (
+                "The strongest attack of each run",
+                {n: ranked[0] for n, ranked in names.items() if ranked},
+            )
         ]
-    found = []
+    galleries = []
     for title, attacks in chosen:
-        own = {n: _closest_trials(held[n], attack) for n, attack in attacks.items()}
+        closest = {n: _closest_trials(tables[n], attack) for n, attack in attacks.items()}
         try:
-            shared = _shared(own, loaders) if len(own) > 1 else []
-        except DAMAGE:  # said below, where each run is loaded by itself
+            shared = _shared(closest, loaders) if len(closest) > 1 else []
+        except DAMAGE:  # reported below, where each run is loaded by itself
             shared = []
-        each = [] if shared else _each(own, attacks, loaders, problems)
+        each = [] if shared else _each(closest, attacks, loaders, problems)
         if shared or any(pairs for _, _, pairs in each):
-            found.append(Gallery(title, shared, each))
-    return found
+            galleries.append(Gallery(title, shared, each))
+    return galleries
 
 
-def _loader(run: Standing, scores: pd.DataFrame) -> Loader:
+def _loader(run: Status, scores: pd.DataFrame) -> Loader:
     """Opens the pictures of some rows; only those that lie in the run's own directory."""
     spec, place = run.spec, run.place
     assert spec is not None
@@ -307,34 +310,34 @@ def _loader(run: Standing, scores: pd.DataFrame) -> Loader:
 
 
 def _closest_trials(table: pd.DataFrame, attack: str) -> pd.DataFrame:
-    """One row a picture: of several trials, the closest."""
-    own = table[table["attack"] == attack].dropna(subset=["psnr"])
-    best = own.sort_values("psnr", ascending=False, kind="stable").drop_duplicates(KEYS)
+    """One row per picture: of several trials, the closest."""
+    rows = table[table["attack"] == attack].dropna(subset=["psnr"])
+    best = rows.sort_values("psnr", ascending=False, kind="stable").drop_duplicates(KEYS)
     return best.set_index(KEYS, drop=False).rename_axis(["r", "c", "i"])
 
 
-def _shared(own: dict[int, pd.DataFrame], loaders: dict[int, Loader]) -> list[Victim]:
+def _shared(closest: dict[int, pd.DataFrame], loaders: dict[int, Loader]) -> list[Victim]:
     """Pictures that every run attacked, spread from the closest to the farthest on average."""
-    keys = set.intersection(*(set(table.index) for table in own.values()))
+    keys = set.intersection(*(set(table.index) for table in closest.values()))
     if not keys:
         return []
     means = pd.DataFrame(
-        [(key, sum(float(t.loc[key, "psnr"]) for t in own.values())) for key in sorted(keys)],
+        [(key, sum(float(t.loc[key, "psnr"]) for t in closest.values())) for key in sorted(keys)],
         columns=["key", "psnr"],
     )
     chosen = list(spread(means, SHARED_SHOWN)["key"])
     by_run: dict[int, dict[tuple[int, ...], Pair]] = {}
-    for number, table in own.items():
+    for number, table in closest.items():
         rows = table.loc[chosen].reset_index(drop=True)
         by_run[number] = {
             tuple(int(pair.row[k]) for k in KEYS): pair for pair in loaders[number](rows)
         }
-    found = []
+    shown = []
     for key in chosen:
-        pairs = [(number, held[key]) for number, held in by_run.items() if key in held]
-        if len(pairs) == len(own) and all(_alike(pairs[0][1], pair) for _, pair in pairs):
-            found.append(Victim(pairs[0][1], pairs))
-    return found
+        pairs = [(number, by_key[key]) for number, by_key in by_run.items() if key in by_key]
+        if len(pairs) == len(closest) and all(_alike(pairs[0][1], pair) for _, pair in pairs):
+            shown.append(Victim(pairs[0][1], pairs))
+    return shown
 
 
 def _alike(one: Pair, other: Pair) -> bool:
@@ -342,19 +345,19 @@ def _alike(one: Pair, other: Pair) -> bool:
 
 
 def _each(
-    own: dict[int, pd.DataFrame],
+    closest: dict[int, pd.DataFrame],
     attacks: dict[int, str],
     loaders: dict[int, Loader],
     problems: list[tuple[int, str]],
 ) -> list[tuple[int, str, list[Pair]]]:
     """Each run's closest pictures."""
-    found = []
-    for number, table in own.items():
+    shown = []
+    for number, table in closest.items():
         rows = table.reset_index(drop=True).head(OWN_SHOWN)
         try:
             pairs = loaders[number](rows)
         except DAMAGE as error:
             problems.append((number, f"Its pictures cannot be shown: {reason(error)}"))
             pairs = []
-        found.append((number, attacks[number], pairs))
-    return found
+        shown.append((number, attacks[number], pairs))
+    return shown

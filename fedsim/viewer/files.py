@@ -79,8 +79,8 @@ class Files:
                 self._known[root, name, how] = known
         if isinstance(known[1], RunError):
             raise known[1]
-        found: Parsed = known[1]
-        return found
+        parsed: Parsed = known[1]
+        return parsed
 
 
 def _attempt(root: Path, name: str, how: Callable[[bytes], Parsed]) -> Parsed | RunError:

@@ -1,6 +1,6 @@
-"""Shelf: the runs and benches under the directories that were given, found again as they come.
+"""Run index: the runs and benches under the given directories, found again as they come.
 
-A page names a run by its key, a hash of where it is, and never by a path: what is not on the shelf
+A page names a run by its key, a hash of where it is, and never by a path: what is not in the index
 cannot be asked for.
 """
 
@@ -45,7 +45,7 @@ class Group:
     bench: bool = False
 
 
-class Shelf:
+class RunIndex:
     """Finds runs below some directories; links to other directories are not followed."""
 
     def __init__(self, directories: Iterable[str | Path]):
@@ -56,7 +56,7 @@ class Shelf:
             root = Path(directory).resolve()
             if root not in self.roots:
                 self.roots.append(root)
-        self._found: list[Group] = []
+        self._groups: list[Group] = []
         self._at = float("-inf")
         self._lock = threading.Lock()
 
@@ -64,8 +64,8 @@ class Shelf:
         """Every directory with runs in it, as the disk is now or was a moment ago."""
         with self._lock:
             if time.monotonic() - self._at > FRESH_SECONDS:
-                self._found, self._at = self._look(), time.monotonic()
-            return self._found
+                self._groups, self._at = self._look(), time.monotonic()
+            return self._groups
 
     def runs(self) -> list[Place]:
         return [run for group in self.groups() for run in group.runs]
@@ -77,34 +77,34 @@ class Shelf:
         return next((g for g in self.groups() if g.bench and g.key == key), None)
 
     def _look(self) -> list[Group]:
-        held: dict[Path, list[Path]] = {}
+        by_group: dict[Path, list[Path]] = {}
         benches: set[Path] = set()
         for root in self.roots:
-            _walk(root, root, DEPTH, held, benches)
-        paths = sorted({run for runs in held.values() for run in runs})
-        names = short_names(paths)
-        groups = short_names(list(held))
+            _walk(root, root, DEPTH, by_group, benches)
+        run_paths = sorted({run for runs in by_group.values() for run in runs})
+        names = short_names(run_paths)
+        group_names = short_names(list(by_group))
         taken: set[Path] = set()
-        found = []
-        for root, runs in held.items():
-            own = [run for run in sorted(set(runs)) if run not in taken]
-            taken |= set(own)
-            places = [Place(_key(run), run, names[run]) for run in own]
+        groups = []
+        for root, runs in by_group.items():
+            new = [run for run in sorted(set(runs)) if run not in taken]
+            taken |= set(new)
+            places = [Place(_key(run), run, names[run]) for run in new]
             if places or root in benches:
-                found.append(Group(_key(root), root, groups[root], places, root in benches))
-        return found
+                groups.append(Group(_key(root), root, group_names[root], places, root in benches))
+        return groups
 
 
 def _walk(
-    folder: Path, group: Path, depth: int, held: dict[Path, list[Path]], benches: set[Path]
+    folder: Path, group: Path, depth: int, by_group: dict[Path, list[Path]], benches: set[Path]
 ) -> None:
-    if (folder / "spec.yaml").is_file():
-        held.setdefault(group if folder != group else folder.parent, []).append(folder)
+    if (folder / paths.SPEC).is_file():
+        by_group.setdefault(group if folder != group else folder.parent, []).append(folder)
         return
     if (folder / "bench.json").is_file():
         group = folder
         benches.add(folder)
-        held.setdefault(folder, [])
+        by_group.setdefault(folder, [])
     if depth == 0:
         return
     try:
@@ -114,7 +114,7 @@ def _walk(
         return
     for name in below:
         if not name.startswith(".") and name not in NO_FOLDERS:
-            _walk(folder / name, group, depth - 1, held, benches)
+            _walk(folder / name, group, depth - 1, by_group, benches)
 
 
 def short_names(paths: list[Path]) -> dict[Path, str]:

@@ -1,4 +1,4 @@
-"""Serving: one socket on loopback, one address with a token, until Ctrl-C."""
+"""Server: one socket on loopback, one address with a token, until Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standing: how far a run got, told by its files alone.
+"""Status: how far a run got, told by its files alone.
 
 planned   a spec and nothing else
 running   rounds or jobs are done, others are missing, and files changed of late
@@ -48,10 +48,10 @@ class Planned:
 
     @classmethod
     def parse(cls, content: bytes) -> Planned:
-        held = yaml.safe_load(content)
-        if not isinstance(held, dict):
+        parsed = yaml.safe_load(content)
+        if not isinstance(parsed, dict):
             raise RunError(f"{paths.SPEC} is empty or no spec.")
-        spec = load_spec(held)
+        spec = load_spec(parsed)
         if max(spec.train.rounds, spec.data.clients, spec.audit.trials) > MOST_PLANNED or (
             spec.train.rounds * spec.cohort_size * spec.audit.trials > MOST_PLANNED
         ):
@@ -83,7 +83,7 @@ class AttackProgress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the summary says of one attack; numbers that are none are None."""
+    """What the summary says of one attack; what is not a number is None."""
 
     attack: str
     verdict: str
@@ -100,7 +100,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Status:
     """One run as the pages show it."""
 
     place: Place
@@ -131,8 +131,8 @@ class Standing:
     @property
     def verdicts(self) -> list[Outcome]:
         """The strongest first, without the baseline."""
-        held = [outcome for outcome in self.outcomes if outcome.attack != BASELINE]
-        return sorted(held, key=lambda outcome: outcome.rank)
+        outcomes = [outcome for outcome in self.outcomes if outcome.attack != BASELINE]
+        return sorted(outcomes, key=lambda outcome: outcome.rank)
 
     @property
     def words(self) -> str:
@@ -168,8 +168,8 @@ class Standing:
         return f"changed {passed / 86_400:.0f} days ago"
 
 
-def standing(files: Files, place: Place, *, now: float | None = None) -> Standing:
-    """Read how a run stands; what is wrong with it is said, never raised."""
+def status_of(files: Files, place: Place, *, now: float | None = None) -> Status:
+    """Read the status of a run; what is wrong with it is reported, never raised."""
     now = time.time() if now is None else now
     root, problems = place.root, list[str]()
     about: dict[str, Any] = {"now": now, "problems": problems}
@@ -180,7 +180,7 @@ def standing(files: Files, place: Place, *, now: float | None = None) -> Standin
             raise RunError(f"{paths.SPEC} is gone.")
     except RunError as error:
         problems.append(reason(error))
-        return Standing(place, "damaged", changed=_last_change(root), **about)
+        return Status(place, "damaged", changed=_last_change(root), **about)
     spec = planned.spec
     about |= {"spec": spec, "rounds_total": spec.train.rounds}
     about["rounds_done"] = min(spec.train.rounds, len(_rounds(files, root, problems)))
@@ -189,14 +189,14 @@ def standing(files: Files, place: Place, *, now: float | None = None) -> Standin
         failed = files.parse(root, paths.SUMMARY, _failed)
     except RunError as error:
         problems.insert(0, reason(error))
-        return Standing(place, "damaged", changed=_last_change(root), **about)
+        return Status(place, "damaged", changed=_last_change(root), **about)
     if outcomes is not None:
         attacks = [
             AttackProgress(label, len(names) - bad, bad, 0, len(names))
             for label, names in planned.results.items()
             for bad in [min(len(names), (failed or {}).get(label, 0))]
         ]
-        return Standing(
+        return Status(
             place,
             "finished",
             attacks=attacks,
@@ -208,12 +208,12 @@ def standing(files: Files, place: Place, *, now: float | None = None) -> Standin
     changed = _last_change(root)
     state = _state(about["rounds_done"], spec, attacks, root, now - (changed or 0.0))
     lessons = sum(len(list_lessons(memory)) for memory in (root / paths.LEARNED).glob("*"))
-    return Standing(place, state, attacks=attacks, lessons=lessons, changed=changed, **about)
+    return Status(place, state, attacks=attacks, lessons=lessons, changed=changed, **about)
 
 
 def _state(rounds: int, spec: Spec, attacks: list[AttackProgress], root: Path, quiet: float) -> str:
     jobs = any(attack.done or attack.failed or attack.begun for attack in attacks)
-    observed = any(_below(root / "observations", 1))
+    observed = any(_below(root / paths.OBSERVATIONS, 1))
     if not (rounds or jobs or observed):
         return "planned"
     if rounds == spec.train.rounds and not jobs and quiet > SETTLED_SECONDS:
@@ -222,7 +222,7 @@ def _state(rounds: int, spec: Spec, attacks: list[AttackProgress], root: Path, q
 
 
 def rounds_of(files: Files, place: Place) -> list[dict[str, float | None]]:
-    """The rounds so far; none where the table is missing or damaged (the standing says so)."""
+    """The rounds so far; none where the table is missing or damaged (the status says so)."""
     return _rounds(files, place.root, [])
 
 
@@ -235,21 +235,21 @@ def _rounds(files: Files, root: Path, problems: list[str]) -> list[dict[str, flo
 
 
 def _table(content: bytes) -> list[dict[str, float | None]]:
-    held = pd.read_csv(io.BytesIO(content)).reindex(columns=ROUND_COLUMNS)
-    held = held.apply(pd.to_numeric, errors="coerce")
-    if len(held) and held["round"].isna().all():
+    table = pd.read_csv(io.BytesIO(content)).reindex(columns=ROUND_COLUMNS)
+    table = table.apply(pd.to_numeric, errors="coerce")
+    if len(table) and table["round"].isna().all():
         raise RunError(f"{paths.ROUNDS} has no rounds in it.")
-    rows = held.dropna(subset=["round"]).drop_duplicates("round", keep="last")
+    rows = table.dropna(subset=["round"]).drop_duplicates("round", keep="last")
     return [{str(k): _number(v) for k, v in row.items()} for row in rows.to_dict("records")]
 
 
 def events_of(files: Files, place: Place) -> tuple[list[dict[str, str]], int]:
     """The newest events, the newest first, and how many lines cannot be read."""
     try:
-        held = files.parse(place.root, paths.EVENTS, _events)
+        parsed = files.parse(place.root, paths.EVENTS, _events)
     except RunError as error:
         return [{"kind": "damaged", "message": reason(error), "where": ""}], 0
-    events, damaged = held or ([], 0)
+    events, damaged = parsed or ([], 0)
     return events[::-1][:EVENTS_SHOWN], damaged
 
 
@@ -269,24 +269,24 @@ def _events(content: bytes) -> tuple[list[dict[str, str]], int]:
 
 def failures_of(files: Files, place: Place) -> list[str]:
     """A few reasons why jobs failed, each once."""
-    found: dict[str, None] = {}
+    reasons: dict[str, None] = {}
     folder = place.root / paths.RECONSTRUCTIONS
     for path in sorted(folder.glob(f"*/*/*{paths.FAILURE}")):
         name = str(path.relative_to(place.root))
         try:
-            said = files.parse(place.root, name, _failure)
+            words = files.parse(place.root, name, _failure)
         except RunError as error:
-            said = reason(error)
-        if said:
-            found.setdefault(said)
-        if len(found) == FAILURES_SHOWN:
+            words = reason(error)
+        if words:
+            reasons.setdefault(words)
+        if len(reasons) == FAILURES_SHOWN:
             break
-    return list(found)
+    return list(reasons)
 
 
 def _failure(content: bytes) -> str:
-    held = json.loads(content)
-    return f"{held['job']}: {held['reason']}"
+    failure = json.loads(content)
+    return f"{failure['job']}: {failure['reason']}"
 
 
 def _outcomes(content: bytes) -> list[Outcome]:
@@ -309,10 +309,10 @@ def _outcomes(content: bytes) -> list[Outcome]:
 
 
 def _failed(content: bytes) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for job in json.loads(content).get("failed_jobs", []):
-        found[str(job.get("attack"))] = found.get(str(job.get("attack")), 0) + 1
-    return found
+        counts[str(job.get("attack"))] = counts.get(str(job.get("attack")), 0) + 1
+    return counts
 
 
 def _jobs(root: Path, label: str, names: frozenset[str]) -> AttackProgress:
@@ -321,13 +321,13 @@ def _jobs(root: Path, label: str, names: frozenset[str]) -> AttackProgress:
     if inside(root, folder):
         for path in _below(folder, 2):
             name = f"{path.parent.name}/{path.name}"
-            for ending, kept in (
+            for ending, results in (
                 (paths.NOTEBOOK, begun),
                 (paths.FAILURE, failed),
                 (paths.RESULT, done),
             ):
                 if name.endswith(ending):
-                    kept.add(name.removesuffix(ending))
+                    results.add(name.removesuffix(ending))
                     break
     done &= names
     failed = (failed & names) - done
@@ -340,10 +340,10 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
     """What lies exactly so deep, without links; nothing where there is no such folder."""
     try:
         with os.scandir(folder) as entries:
-            held = [(e.name, e.is_dir(follow_symlinks=False), e.is_symlink()) for e in entries]
+            listed = [(e.name, e.is_dir(follow_symlinks=False), e.is_symlink()) for e in entries]
     except OSError:  # not there, or removed while it was read
         return
-    for name, is_folder, is_link in held:
+    for name, is_folder, is_link in listed:
         if is_link:
             continue
         if depth == 1:
@@ -353,7 +353,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _last_change(root: Path) -> float | None:
-    """The newest change; every file replaces another, which its folder remembers."""
+    """When a file last changed: each replaces another, which changes its folder."""
     places = [root, root / paths.SPEC, root / paths.SUMMARY]
     for name, depth in (
         (paths.OBSERVATIONS, 1),
@@ -363,8 +363,8 @@ def _last_change(root: Path) -> float | None:
         places.append(root / name)
         for level in range(1, depth + 1):
             places += _below(root / name, level)
-    found = [at for path in places if (at := _modified(path)) is not None]
-    return max(found, default=None)
+    times = [at for path in places if (at := _modified(path)) is not None]
+    return max(times, default=None)
 
 
 def _modified(path: Path) -> float | None:

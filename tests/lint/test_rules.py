@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedsim.lint import rules
 from fedsim.lint.rules import NAMES, RULES
+from fedsim.scoring.verdict import RECOVERED_DB
 from tests.lint.conftest import defended, linted, predicts_exact, severities, vit
 
 
@@ -142,3 +144,7 @@ def test_every_rule_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "lint.md").read_text()
     assert [name for name in NAMES if f"`{name}`" not in page] == []
     assert len(RULES) <= len(NAMES)
+
+
+def test_a_clear_picture_is_what_a_verdict_calls_one() -> None:
+    assert rules.CLEAR_DB == RECOVERED_DB

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from fedsim.viewer.app import create_app
 from fedsim.viewer.files import Files
-from fedsim.viewer.run_index import Shelf
-from fedsim.viewer.status import standing
+from fedsim.viewer.run_index import RunIndex
+from fedsim.viewer.status import status_of
 from tests.viewing import TOKEN, key_of, look, stands, text, unfinished
 
 
 def test_a_file_that_changes_is_read_again(shelf: Path) -> None:
     root, files = unfinished(shelf), Files()
-    place = Shelf([root]).runs()[0]
-    assert standing(files, place).rounds_done == 1
+    place = RunIndex([root]).runs()[0]
+    assert status_of(files, place).rounds_done == 1
     shutil.copy(shelf / "done" / "rounds.csv", root / "rounds.csv")
-    assert standing(files, place).rounds_done == 2
+    assert status_of(files, place).rounds_done == 2
 
 
 def test_a_link_out_of_the_run_is_not_followed(shelf: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The shelf: runs and benches found under directories."""
+"""The run index: runs and benches found under directories."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from fedsim.viewer.app import create_app
-from fedsim.viewer.run_index import Shelf, short_names
+from fedsim.viewer.run_index import RunIndex, short_names
 from tests.viewing import TOKEN, look
 
 
@@ -18,7 +18,7 @@ def test_runs_are_found_in_folders_and_benches_but_not_in_runs(shelf: Path) -> N
     (bench / "bench.json").write_text("{}")
     (bench / "report.html").write_text("<p>the frontier</p>")
     (shelf / "done" / "vault" / "spec.yaml").write_text("{}")
-    groups = Shelf([shelf, shelf / "done"]).groups()
+    groups = RunIndex([shelf, shelf / "done"]).groups()
     found = {g.name: [run.name for run in g.runs] for g in groups}
     assert found == {"grid": ["clip", "cells/none", "utility/none"], "runs": ["done"]}
     app, keys = create_app([shelf], TOKEN), {g.name: g.key for g in groups}

@@ -16,6 +16,8 @@ from fedsim.core.run.paths import (
     observation_path,
     result_name,
     result_path,
+    state_path,
+    truth_path,
     weights_path,
 )
 
@@ -33,5 +35,7 @@ __all__ = [
     "paths",
     "result_name",
     "result_path",
+    "state_path",
+    "truth_path",
     "weights_path",
 ]

@@ -77,7 +77,7 @@ class Run:
     def open(cls, root: str | Path) -> Run:
         run = cls(root)
         if not run.spec_path.is_file() and run._recorded_digest() is None:
-            raise RunError(f"'{root}' holds no run (there is no spec.yaml in it).")
+            raise RunError(f"'{root}' holds no run (there is no {SPEC} in it).")
         if not run._spec_is_whole():
             raise RunError(
                 f"'{run.spec_path}' is missing, damaged or not the one that the run began with; "

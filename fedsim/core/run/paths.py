@@ -47,6 +47,16 @@ def weights_path(root: Path, round_: int) -> Path:
     return root / f"round-{round_:04d}" / "weights.safetensors"
 
 
+def truth_path(vault: Path, round_: int, client: int) -> Path:
+    """What a client learned from, in a vault."""
+    return vault / f"{observation_name(round_, client)}.safetensors"
+
+
+def state_path(vault: Path, round_: int, client: int) -> Path:
+    """What a client keeps for its next round, in a vault."""
+    return vault / f"{observation_name(round_, client)}.state.safetensors"
+
+
 def list_observations(root: Path) -> list[Path]:
     """Every complete observation in a folder of them, by round and client."""
     return sorted(root.glob("round-*/client-*.json"))
