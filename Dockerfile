@@ -25,7 +25,6 @@ COPY fedsim fedsim
 COPY attacks attacks
 COPY defenses defenses
 COPY clients clients
-COPY experiments experiments
 COPY deploy/*.sh deploy/
 RUN pip install .
 USER fedsim

@@ -22,6 +22,8 @@ from fedsim.cluster.local import ATTACK_RESOURCE, read, running, state_file
 from fedsim.core.errors import RunError
 from fedsim.core.spec import EngineSpec
 
+JOINING_SECONDS = 60.0  # how long a run waits for a first node with room for attacks
+
 
 def _address(given: str) -> str:
     """Where a spec's cluster is; `auto` is the one that `fedsim cluster up` started here."""
@@ -170,7 +172,7 @@ def ray_session(engine: EngineSpec) -> Iterator[None]:
             stack.enter_context(authentication.applied(_settings(address)))
             stack.callback(ray.shutdown)
             _connect(address, engine)
-        if not ray.cluster_resources().get(ATTACK_RESOURCE):
+        if not _attack_room(JOINING_SECONDS if engine.address else 0.0):
             raise RunError(
                 f"the Ray cluster at '{engine.address}' offers no '{ATTACK_RESOURCE}' resource; "
                 f"start a node with --resources='{{\"{ATTACK_RESOURCE}\": 1}}'."
@@ -178,6 +180,17 @@ def ray_session(engine: EngineSpec) -> Iterator[None]:
         if engine.address:
             _refuse_other_versions()
         yield
+
+
+def _attack_room(seconds: float) -> bool:
+    """Whether there is room for attack workers, or will be soon: a node that was started with the
+    others may join a little later."""
+    end = time.monotonic() + seconds
+    while not ray.cluster_resources().get(ATTACK_RESOURCE):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 @contextmanager

@@ -162,8 +162,10 @@ def test_workers_without_the_drivers_disk_do_the_same(
     plain = local.node_command
     try:
         local.start(state, cpus=1, attack=0)
-        with pytest.raises(RunError, match="offers no 'attack' resource"):
-            audit(small_spec(engine_at(state)), tmp_path / "nobody")
+        with monkeypatch.context() as patch:
+            patch.setattr("fedsim.cluster.session.JOINING_SECONDS", 2.0)
+            with pytest.raises(RunError, match="offers no 'attack' resource"):
+                audit(small_spec(engine_at(state)), tmp_path / "nobody")
         monkeypatch.setattr(
             local, "node_command", lambda *args, **kw: hiding(ours, plain(*args, **kw))
         )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import ray
 
 from fedsim.audit.stages import audit
+from fedsim.cluster import local
 from fedsim.cluster.processes import free_ports
 from fedsim.cluster.session import ray_session
 from fedsim.core.errors import RunError
@@ -44,3 +47,19 @@ def test_an_address_without_a_port_is_refused() -> None:
     engine = small_spec("engine={kind: ray, address: somewhere}").engine
     with pytest.raises(RunError, match="host:port"), ray_session(engine):
         pass
+
+
+@pytest.mark.slow
+def test_a_node_for_attacks_that_joins_late_is_waited_for(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    joining = threading.Timer(8, local.add, (state,), {"cpus": 0, "attack": 1})
+    try:
+        address = local.start(state, cpus=1, attack=0).address
+        joining.start()
+        engine = small_spec(f"engine={{kind: ray, address: '{address}'}}").engine
+        with ray_session(engine):
+            assert ray.cluster_resources()[local.ATTACK_RESOURCE] == 1
+    finally:
+        joining.cancel()
+        joining.join()
+        local.stop(state)

@@ -153,7 +153,7 @@ def test_the_image_has_every_folder_that_something_is_written_to() -> None:
 def test_nothing_is_copied_into_an_image_but_code() -> None:
     copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), flags=re.M)
     allowed = {"pyproject.toml", "README.md", "LICENSE", "deploy/*.sh"}
-    allowed |= {"fedsim", "attacks", "defenses", "clients", "experiments"}
+    allowed |= {"fedsim", "attacks", "defenses", "clients"}
     assert {source for line in copied for source in line.split()} == allowed
     ignored = (ROOT / ".dockerignore").read_text().split("\n")
     assert "*" in ignored
