@@ -15,7 +15,7 @@ from fedsim.core.knowledge import FIELDS
 from fedsim.core.registry import build
 
 if __name__ != "fedsim.attacks":
-    raise ImportError("import fedsim.attacks: it is a part of fedsim.", name=__name__)
+    raise ModuleNotFoundError("import fedsim.attacks: it is a part of fedsim.", name=__name__)
 
 __all__ = ["ATTACKS", "Attack", "create_attack"]
 

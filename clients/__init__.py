@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if __name__ != "fedsim.clients":
-    raise ImportError("import fedsim.clients: it is a part of fedsim.", name=__name__)
+    raise ModuleNotFoundError("import fedsim.clients: it is a part of fedsim.", name=__name__)
 
 if TYPE_CHECKING:
     from fedsim.clients.app import ClientSide, make_client_app

@@ -15,7 +15,7 @@ from fedsim.core.registry import build
 from fedsim.core.spec import Component
 
 if __name__ != "fedsim.defenses":
-    raise ImportError("import fedsim.defenses: it is a part of fedsim.", name=__name__)
+    raise ModuleNotFoundError("import fedsim.defenses: it is a part of fedsim.", name=__name__)
 
 __all__ = ["DEFENSES", "Defense", "create_defense", "create_defenses"]
 

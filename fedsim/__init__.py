@@ -100,10 +100,13 @@ def _spec(
     sections: Mapping[str, Any],
 ) -> Spec:
     import yaml
+    from pydantic_core import to_jsonable_python
 
     if isinstance(source, Spec):
         source = source.model_dump(mode="json")
-    as_yaml = [f"{key}={yaml.safe_dump(value)}" for key, value in sections.items()]
+    as_yaml = [
+        f"{key}={yaml.safe_dump(to_jsonable_python(value))}" for key, value in sections.items()
+    ]
     return load_spec(source or {}, [*overrides, *as_yaml])
 
 

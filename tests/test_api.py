@@ -54,3 +54,9 @@ def test_functions_stay_what_users_call_when_rooms_of_their_name_are_imported() 
     assert fedsim.lint.facts is sys.modules["fedsim.lint.facts"]  # type: ignore[attr-defined]
     assert inspect.signature(fedsim.bench).parameters.keys() >= {"spec", "overrides", "output"}
     assert pickle.loads(pickle.dumps(fedsim.audit)) is fedsim.audit
+
+
+def test_a_section_of_another_spec_can_be_given_as_it_is() -> None:
+    train = {**small_spec().train.model_dump(), "rounds": 3}
+    found = fedsim.lint(small_spec(), train=train, ignore=[])
+    assert found.facts.spec.train.rounds == 3

@@ -100,6 +100,22 @@ def test_import_paths_of_older_specs_still_resolve() -> None:
         resolve("attack", {}, "nowhere.gradvit:GradVit")
 
 
+def test_what_is_wrong_in_somebodys_own_module_is_not_hidden_by_ours(somebodys: Path) -> None:
+    for name in ("dlg", "mine"):
+        (somebodys / "attacks" / f"{name}.py").write_text("from attacks import nothere")
+    program = (
+        "from fedsim.attacks import create_attack\n"
+        "for name in ('attacks.dlg:Dlg', 'attacks.mine:Grey'):\n"
+        "    try:\n"
+        "        print(create_attack(name))\n"
+        "    except Exception as error:\n"
+        "        print(error)\n"
+    )
+    lines = python(somebodys, "-c", program).stdout.splitlines()
+    assert len(lines) == 2
+    assert all("cannot import name 'nothere' from 'attacks'" in line for line in lines)
+
+
 def test_somebodys_folder_called_attacks_does_not_shadow_ours(somebodys: Path) -> None:
     program = (
         "from fedsim.attacks import create_attack\n"

@@ -8,7 +8,7 @@ match, and the client that is simulated.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import torch
@@ -24,6 +24,13 @@ from fedsim.attacks.matching.start import StartParameters
 from fedsim.attacks.matching.target import TargetParameters
 from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.knowledge import View
+
+# In the order of the notebooks that searches under way have written.
+SHARED_PARAMETERS = (
+    *("steps", "lr", "seeds", "optimizer", "schedule", "warmup", "langevin", "engine"),
+    *("precision", "compiled", "box", "init", "labels", "parts", "blocks", "masked"),
+    *("adaptive", "local", "pictures", "patience", "checkpoint_seconds"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,5 +97,13 @@ class MatchingAttack(
         target = self.target(problem, objective, self.dtype)
         labels = self.find_labels(problem, self.seeds)
         matcher = self.matcher(problem, target, objective, features, labels)
-        fingerprint = f"{self} {sorted(target.names)} {matcher.way} {sorted(view.granted)}"
-        return Task(problem, matcher, labels, fingerprint)
+        about = f"{sorted(target.names)} {matcher.way} {sorted(view.granted)}"
+        return Task(problem, matcher, labels, f"{self._in_words()} {about}")
+
+    def _in_words(self) -> str:
+        """The attack with its parameters, in an order that no regrouping changes: a search that is
+        cut short is known again by it."""
+        names = [field.name for field in fields(self)]
+        ordered = [*SHARED_PARAMETERS, *(name for name in names if name not in SHARED_PARAMETERS)]
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in ordered)
+        return f"{type(self).__qualname__}({values})"

@@ -55,7 +55,7 @@ def attack_offline(
             observations, results, label, component, [address_of(path) for path in files], trials
         )
     ]
-    memory, last = jobs[0].memory, jobs[0].requires
+    memory, last = (jobs[0].memory, jobs[0].requires) if jobs else (None, None)
     if memory is not None:  # afresh, like the attacks: with this threat model, on this traffic
         shutil.rmtree(memory, ignore_errors=True)
         for lesson in lessons_on(observations, memory, label, component, rounds):

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsim.core.errors import DamagedError, ObservationError
 from fedsim.core.files import checksum, read_json, read_tensors, save_tensors, write_json
 from fedsim.core.learning import Protocol, Update
-from fedsim.core.run import observation_name, observation_path, weights_path
+from fedsim.core.run import observation_name, observation_path, paths, weights_path
 from fedsim.core.spec import Component, ModelSpec, Positive, Spec, Upload
 
 FORMAT = 1
@@ -117,25 +117,28 @@ class _About(BaseModel):
 def read_observation(path: Path) -> Observation:
     """Load an observation by its ``.json`` or ``.safetensors`` path; damage is an error."""
     about, public, tensors = _read(path)
-    update = _update(about, tensors)
-    weights = read_weights(weights_path(path.parents[1], about.round))
+    update = Update(
+        kind=about.kind,
+        tensors=_named(_UPDATE, tensors),
+        buffers=_named(_BUFFER, tensors),
+        num_examples=about.num_examples,
+        loss=about.loss,
+    )
+    weights = read_weights(path.parent / paths.WEIGHTS)
     return Observation(about.round, about.client, weights, update, public, about.checksum)
 
 
 def read_update(path: Path) -> Update:
-    """Only what came back, without what was sent; damage is an error."""
-    about, _, tensors = _read(path)
-    return _update(about, tensors)
+    """Only what came back, without what was sent; damage is an error. What a client says of it is
+    not looked at: whether it makes sense is for whoever attacks it to find out."""
+    about = _read_about(path.with_suffix(".json"))
+    tensors = _read_tensors(path.with_suffix(".safetensors"), about)
+    return Update(Upload(about["kind"]), _named(_UPDATE, tensors), _named(_BUFFER, tensors))
 
 
-def _update(about: _About, tensors: Mapping[str, Tensor]) -> Update:
-    return Update(
-        kind=about.kind,
-        tensors={n[len(_UPDATE) :]: t for n, t in tensors.items() if n.startswith(_UPDATE)},
-        buffers={n[len(_BUFFER) :]: t for n, t in tensors.items() if n.startswith(_BUFFER)},
-        num_examples=about.num_examples,
-        loss=about.loss,
-    )
+def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one kind in a file, by their own names."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def check_observation(path: Path) -> None:

@@ -42,7 +42,7 @@ def _imported(name: str) -> ModuleType:
     """The module of this name, or the one in `fedsim` that had it in an older version."""
     try:
         return importlib.import_module(name)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         lacking = error.name or ""
         if name.split(".")[0] not in ONCE_AT_THE_TOP or not f"{name}.".startswith(f"{lacking}."):
             raise

@@ -273,6 +273,12 @@ def load_spec(source: str | Path | Mapping[str, Any], overrides: Iterable[str] =
     return spec
 
 
+def written_digest(path: Path) -> str:
+    """The digest of a spec file with its paths as they stand in it: a run from before one of them
+    was made absolute was named by that."""
+    return Spec.model_validate(read_content(path)).digest()
+
+
 def read_content(
     source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
 ) -> dict[str, Any]:

@@ -122,9 +122,9 @@ def evaluated(result: Evaluation) -> RecordDict:
     return RecordDict({_METRICS: metrics})
 
 
-def evaluated_examples(content: RecordDict) -> int:
-    """On how many samples a client evaluated the model."""
-    return int(_metrics(content)[EXAMPLES])  # type: ignore[arg-type]
+def evaluated_any(content: RecordDict) -> bool:
+    """Whether a client evaluated on any sample."""
+    return bool(_metrics(content)[EXAMPLES])
 
 
 def fault(reason: str) -> RecordDict:

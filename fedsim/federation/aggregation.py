@@ -64,20 +64,20 @@ class CohortSum:
     def __init__(self, mask: Defense):
         self.mask = mask
         self.total: dict[str, Tensor] = {}
-        self.replies: list[Reply] = []
+        self.replies: dict[int, Reply] = {}
 
     def add(self, reply: Reply) -> None:
         """Add an upload to the sum; its own numbers are not kept."""
         for name, tensor in reply.update.tensors.items():
             self.total[name] = self.total[name] + tensor if name in self.total else tensor.clone()
-        self.replies.append(reply._replace(update=replace(reply.update, tensors={})))
+        self.replies[reply.client] = reply._replace(update=replace(reply.update, tensors={}))
 
     def revealed(self, round_: int, cohort: Sequence[int]) -> Iterator[Reply]:
         """The mean update of those who stayed, as the reply of each: all that their sum tells."""
         if not self.replies:
             return
-        stayed = sorted(reply.client for reply in self.replies)
+        stayed = sorted(self.replies)
         sums = self.mask.reveal(self.total, round_, cohort, stayed) or {}
         mean = {name: tensor / len(stayed) for name, tensor in sums.items()}
-        for reply in self.replies:
+        for reply in self.replies.values():
             yield reply._replace(update=replace(reply.update, tensors=mean))

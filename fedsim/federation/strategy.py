@@ -197,7 +197,7 @@ class AdversarialStrategy(Strategy):
             if (why := self._failure(message)) is not None:
                 words = f"client {client} could not evaluate: {why}"
                 self.log.note("evaluation_failed", client, words)
-            elif wire.evaluated_examples(message.content):
+            elif wire.evaluated_any(message.content):
                 good[client] = message
         ordered = [good[client] for client in sorted(good)]
         metrics = self.inner.aggregate_evaluate(self._round, ordered) if ordered else None
@@ -223,8 +223,8 @@ class AdversarialStrategy(Strategy):
             return reason_of(message.error.reason)
         fault = wire.fault_in(message.content)
         if fault is not None and not self.run.deployed:
-            raise RunError(fault)
-        return fault
+            raise RunError(reason_of(fault))
+        return fault and reason_of(fault)
 
     def _revived(self, node: int, reason: str) -> None:
         if node in self._clients:

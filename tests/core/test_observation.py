@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from fedsim.core.errors import ObservationError
-from fedsim.core.observation import read_observation
-from fedsim.core.run import Run, address_of, list_observations
+from fedsim.core.learning import Update
+from fedsim.core.observation import Public, read_observation, read_update, write_observation
+from fedsim.core.run import Run, address_of, list_observations, observation_path
+from fedsim.core.spec import Spec, Upload
 from fedsim.core.vault import Vault
 
 
@@ -59,3 +61,12 @@ def test_a_damaged_observation_is_an_error_not_a_wrong_number(
         (path.parent / "weights.safetensors").write_bytes(b"nothing")
     with pytest.raises(ObservationError):
         read_observation(path)
+
+
+def test_an_update_is_read_whatever_its_client_says_of_it(tmp_path: Path) -> None:
+    sent = Update(Upload.DELTA, {"w": torch.ones(2)}, {"b": torch.zeros(1)}, num_examples=-1)
+    write_observation(tmp_path, 1, 0, sent, Public.of(Spec(), num_classes=8))
+    found = read_update(observation_path(tmp_path, 1, 0))
+    assert found.kind is Upload.DELTA
+    assert torch.equal(found.tensors["w"], torch.ones(2))
+    assert torch.equal(found.buffers["b"], torch.zeros(1))

@@ -34,9 +34,10 @@ def test_a_client_learns_its_share_and_what_to_evaluate() -> None:
     assert torch.equal(wire.weights_of(message)["w"], torch.ones(2))
 
 
-def test_an_evaluation_says_on_how_many_samples_it_stands() -> None:
-    record = wire.evaluated(wire.Evaluation(40, 1.5, 0.3))
-    assert wire.evaluated_examples(record) == 40
+def test_an_evaluation_says_whether_it_stands_on_any_sample() -> None:
+    assert wire.evaluated_any(wire.evaluated(wire.Evaluation(40, 1.5, 0.3)))
+    assert wire.evaluated_any(wire.evaluated(wire.Evaluation(float("nan"), 1.5, 0.3)))
+    assert not wire.evaluated_any(wire.evaluated(wire.Evaluation(0, 1.5, 0.3)))
 
 
 def test_a_node_says_which_client_it_is() -> None:

@@ -41,7 +41,7 @@ def test_the_sum_of_a_cohort_is_the_mean_of_its_updates_and_no_update() -> None:
         assert not torch.allclose(masked.tensors["w"].double(), clear[client].double())
         message = Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN)
         hidden.add(Reply(client, message, masked))
-    assert all(not reply.update.tensors for reply in hidden.replies)
+    assert all(not reply.update.tensors for reply in hidden.replies.values())
     revealed = list(hidden.revealed(1, cohort))
     assert [reply.client for reply in revealed] == stayed
     for reply in revealed:

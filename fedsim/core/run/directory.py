@@ -43,7 +43,7 @@ from fedsim.core.run.paths import (
     observation_name,
     result_path,
 )
-from fedsim.core.spec import Spec, load_spec
+from fedsim.core.spec import Spec, load_spec, written_digest
 
 
 class Run:
@@ -130,7 +130,7 @@ class Run:
     def _present_digest(self) -> str | None:
         """The digest of the spec whose run the directory holds, None where it holds no run."""
         recorded = self._recorded_digest()
-        if recorded is None and self.spec_path.is_file():
+        if self.spec_path.is_file() and (recorded is None or self._spec_is_whole()):
             return self.spec.digest()
         return recorded
 
@@ -159,7 +159,8 @@ class Run:
     def _spec_is_whole(self) -> bool:
         """Half a spec can still be a spec, of another experiment: the digest tells."""
         try:
-            return self._recorded_digest() in (None, self.spec.digest())
+            digests = (None, self.spec.digest(), written_digest(self.spec_path))
+            return self._recorded_digest() in digests
         except FedsimError:
             return False
 

@@ -25,6 +25,7 @@ REPORT, REDACTED_REPORT, GRID = "report.html", "report-redacted.html", "grid.png
 OBSERVATIONS, VAULT, SPOOL = "observations", "vault", "spool"
 RECONSTRUCTIONS, LEARNED = "reconstructions", "learned"
 OFFLINE, POSITIONS = "offline", "positions"
+WEIGHTS = "weights.safetensors"
 RESULT, FAILURE, NOTEBOOK = ".safetensors", ".failed.json", ".unfinished.safetensors"
 ROUND_COLUMNS = (
     *("round", "clients", "failed", "train_loss", "test_loss", "test_accuracy"),
@@ -44,7 +45,7 @@ def observation_path(root: Path, round_: int, client: int) -> Path:
 
 def weights_path(root: Path, round_: int) -> Path:
     """What was sent in a round, in a folder of observations."""
-    return root / f"round-{round_:04d}" / "weights.safetensors"
+    return root / f"round-{round_:04d}" / WEIGHTS
 
 
 def truth_path(vault: Path, round_: int, client: int) -> Path:

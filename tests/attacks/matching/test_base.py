@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from fedsim.attacks import create_attack
+from fedsim.attacks.matching.base import SHARED_PARAMETERS, MatchingAttack
 from fedsim.core.attack import no_progress
 from fedsim.core.errors import AttackError, SpecError
-from fedsim.core.knowledge import Announced, View, granted_by
+from fedsim.core.knowledge import THREATS, Announced, View, granted_by
 from fedsim.core.learning import local_update
 from fedsim.core.metrics import psnr
 from fedsim.core.models import build_model
@@ -74,3 +77,16 @@ def test_a_spec_names_the_parameters_of_every_group_flat() -> None:
     assert made.budget().steps == 400
     with pytest.raises(SpecError, match=r"did you mean 'seeds'\?.*it takes: steps, .*engine.*init"):
         create_attack("gradvit", seedz=4)
+
+
+def test_a_search_under_way_is_known_by_words_that_no_regrouping_changes() -> None:
+    observation, _ = convnet_observation()
+    view = View(observation, THREATS["B"].grants, Announced(convnet))
+    words = create_attack("tag", steps=7).task(view, CPU).fingerprint
+    shared = [field.name for field in dataclasses.fields(MatchingAttack)]
+    assert set(shared) == set(SHARED_PARAMETERS)
+    assert words.startswith(
+        "TagAttack(steps=7, lr=0.1, seeds=1, optimizer=None, schedule=None, warmup=0, "
+        "langevin=None, engine='auto', "
+    )
+    assert words.count("=") == len(dataclasses.fields(create_attack("tag")))
