@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,15 @@ def machine(tmp_path: Path) -> Machine:
     return machine
 
 
+def _wait_until_healthy(port: int, seconds: float = 120) -> None:
+    """Until a head answers, not only listens: on a busy machine these are a minute apart."""
+    ray = str(Path(sys.executable).parent / "ray")
+    end = time.monotonic() + seconds
+    while subprocess.run([ray, "health-check", "--address", f"127.0.0.1:{port}"]).returncode:
+        assert time.monotonic() < end, "the head of the cluster does not answer"
+        time.sleep(1)
+
+
 def _end_nodes_of(port: int) -> None:
     for process in psutil.process_iter(["cmdline"]):
         if re.search(rf"gcs-address=\S+:{port}\b", " ".join(process.info["cmdline"] or [])):
@@ -309,7 +319,7 @@ def test_the_services_commands_run_a_federation(
             for key, value in machine.environment(name).items():
                 monkeypatch.setenv(key, value)
             processes.start(name, machine.command(name), machine.folder(name))
-            processes.wait_for_port(machine.ray)
+            _wait_until_healthy(machine.ray)  # as depends_on has it: a worker joins once
         assert knock(f"127.0.0.1:{machine.ray}"), "without the token nobody is let in"
         machine.call("attack")
     finally:
