@@ -70,3 +70,14 @@ def test_an_update_is_read_whatever_its_client_says_of_it(tmp_path: Path) -> Non
     assert found.kind is Upload.DELTA
     assert torch.equal(found.tensors["w"], torch.ones(2))
     assert torch.equal(found.buffers["b"], torch.zeros(1))
+
+
+def test_an_observation_is_read_by_its_bare_name_beside_its_weights(
+    small_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = list_observations(small_run.observations)[0]
+    expected = read_observation(path)
+    monkeypatch.chdir(path.parent)
+    found = read_observation(Path(path.name))
+    assert found.checksum == expected.checksum
+    assert found.weights.keys() == expected.weights.keys()

@@ -114,7 +114,7 @@ def test_what_is_called_exact_is_what_an_audit_recovers(
     spec = small_spec("attacks=[{name: patch_solve}, {name: row_space}]", *overrides)
     began = time.process_time()  # others may use this machine as well
     predicted = predicts_exact(lint(spec))
-    assert time.process_time() - began < 20  # on a busy machine too; alone it takes under five
+    assert time.process_time() - began < 5
     scores = audit(spec, tmp_path / "run").scores
     own = scores[scores["attack"].isin(["patch_solve", "row_space"])]
     recovered = not own.empty and float(own["psnr"].max()) > EXACT_DB
