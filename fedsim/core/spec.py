@@ -133,7 +133,9 @@ class Component(BaseModel):
         title = self.title
         if title is None:
             if self.short_name in ("", ".", "..") or set(self.short_name) & set("/\\\0"):
-                raise ValueError(f"{self.name!r} is no name: its results need a folder of it")
+                raise ValueError(
+                    f"{reprlib.repr(self.name)} is no name: results need a folder of it"
+                )
         elif not _is_title(title):
             raise ValueError(
                 f"the title {reprlib.repr(title)} is not a short one of letters, digits, spaces "

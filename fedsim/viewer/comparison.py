@@ -301,6 +301,7 @@ def _loader(run: Status, scores: pd.DataFrame) -> Loader:
             for job in jobs_of(opened, spec, [v for v in victims(spec) if v in wanted])
             if inside(opened.reconstructions, job.result)
             and inside(opened.vault, opened.vault / f"{job.victim}.safetensors")
+            and inside(opened.observations, job.observation)
         ]
         return load_pairs(opened, jobs, scores, rows)
 
