@@ -53,7 +53,9 @@ def test_test_accuracy_covers_the_test_set_exactly_once(tmp_path: Path) -> None:
 
 
 def test_a_truth_names_the_update_that_was_sent(tmp_path: Path) -> None:
-    spec = small_spec("model={name: resnet10t}", "train.batch_size=2")
+    small = "{layers: [1, 1, 1, 1], channels: [8, 8, 8, 8]}"
+    train = "train={rounds: 1, clients_per_round: 2, batch_size: 2, evaluate: false}"
+    spec = small_spec(f"model={{name: resnet18, options: {small}}}", train)
     run = federate(spec, tmp_path / "run")
     for path in list_observations(run.observations):
         round_, client = address_of(path)

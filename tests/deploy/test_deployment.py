@@ -41,6 +41,7 @@ from fedsim.federation.grids import InlineGrid
 from tests.conftest import small_spec
 from tests.deploy.conftest import alive, assert_none_alive
 from tests.layouts import make_tree
+from tests.staging import short_report
 
 SCORES = ["round", "client", "attack", "image", "mse", "psnr", "ssim", "label_true", "canary"]
 
@@ -246,7 +247,10 @@ def test_vaults_gathered_afterwards_give_the_same_scores(small_run: Run, tmp_pat
     pd.testing.assert_frame_equal(run.scores[SCORES], small_run.scores[SCORES])
 
 
-def test_vaults_gathered_again_are_matched_again(small_run: Run, tmp_path: Path) -> None:
+def test_vaults_gathered_again_are_matched_again(
+    small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.report.write_report", short_report)
     run, vaults = _deployed_copy(small_run, tmp_path)
     gather(run, vaults)
     conclude(run)

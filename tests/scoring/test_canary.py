@@ -29,6 +29,7 @@ from fedsim.core.vault import Vault
 from fedsim.scoring.canary import CANARY_TOLERANCE, check_canaries
 from fedsim.scoring.scores import columns
 from tests.conftest import small_spec
+from tests.staging import short_report
 
 WEAK = "attacks=[{name: inverting_gradients, steps: 2}]"  # so that no picture comes back
 
@@ -177,6 +178,13 @@ def test_the_canary_catches_clients_that_say(
     assert_misspecified(run, control(federation))
 
 
+@pytest.fixture
+def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test that reads the summary alone."""
+    monkeypatch.setattr("fedsim.report.write_report", short_report)
+
+
+@pytest.mark.usefixtures("quick_report")
 def test_a_canary_written_by_hand_is_computed_again(tmp_path: Path) -> None:
     with clients_that_send(LIES["400 examples for one"][1]):
         run = audit(small_spec(WEAK, *VIT), tmp_path / "run")
@@ -220,6 +228,7 @@ def swap(first: Path, second: Path) -> None:
     second.write_bytes(one)
 
 
+@pytest.mark.usefixtures("quick_report")
 def test_truths_that_changed_places_are_told_and_never_a_miss(
     control: Callable[[tuple[str, ...]], Run], tmp_path: Path
 ) -> None:
@@ -239,6 +248,7 @@ def test_truths_that_changed_places_are_told_and_never_a_miss(
     assert any(event["kind"] == "mended" for event in run.events())
 
 
+@pytest.mark.usefixtures("quick_report")
 def test_truths_that_do_not_say_whose_they_are_are_found_by_a_canary_of_their_own(
     control: Callable[[tuple[str, ...]], Run], tmp_path: Path
 ) -> None:
