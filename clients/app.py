@@ -20,6 +20,7 @@ from fedsim.core.device import resolve_device, threads
 from fedsim.core.errors import VaultError
 from fedsim.core.learning import Protocol, Trail, Update, batchnorm_buffers, learn, recall
 from fedsim.core.models import build_architecture
+from fedsim.core.observation import update_checksum
 from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Truth, Vault, distinct
@@ -111,7 +112,9 @@ def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, 
     state = trail.kept_back
     if spec.train.batchnorm == "local":
         state = state | batchnorm_buffers(model)
-    vault.write(round_, client, Truth(images, labels, layout, secret, trail.entries), state)
+    sent = update_checksum(update)
+    truth = Truth(images, labels, layout, secret, trail.entries, update=sent)
+    vault.write(round_, client, truth, state)
     return update
 
 

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from fedsim.audit.stages import federate
 from fedsim.campaign.plan import jobs_of, victims
-from fedsim.core.attack import BASELINE
 from fedsim.core.metrics import decibel
 from fedsim.core.models import vit_parts
 from fedsim.core.observation import read_observation
@@ -103,7 +102,7 @@ def split_pictures(run: Run) -> Iterator[dict[str, object]]:
     spec = run.spec
     for job in jobs_of(run, spec, victims(spec)):
         pictures = load_pictures(run, job)
-        if pictures is None or job.label == BASELINE:
+        if pictures is None or job.attack.is_baseline:
             continue
         mask = _mask(run, spec, job.round, job.client)
         errors = _patch_errors(pictures.truth, pictures.guess, mask.shape)

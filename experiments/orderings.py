@@ -41,10 +41,12 @@ def main() -> None:
     root = parser.parse_args().bench
     pictures = pd.read_csv(root / "pictures.csv", keep_default_na=False, na_values=[""])
     pictures["strength"] = pictures["strength"].fillna("").astype(str)
+    cells = pd.read_csv(root / "cells.csv")
+    known = cells.loc[cells["baseline"], "attack"] if "baseline" in cells else [BASELINE]
     attacks = [
         name
         for name in dict.fromkeys(pictures["attack"])
-        if name != BASELINE and not name.endswith(NAIVE)
+        if name not in set(known) and not name.endswith(NAIVE)
     ]
     print("| defense | strength | attack | PSNR, dB | from the step before, dB |")
     print("|---|---|---|---|---|")

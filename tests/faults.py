@@ -66,6 +66,37 @@ class Declines:
 
 
 @dataclass(frozen=True)
+class CrashesBut:
+    """A bug that one client's updates do not meet."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"image_size", "batch_size"})
+    spared: int
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        if view.client != self.spared:
+            raise ZeroDivisionError("a bug in the attack")
+        return _grey(view)
+
+
+@dataclass(frozen=True)
+class Hoards:
+    """Returns many more guesses than there are pictures, and leaves the choice to the truth."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"image_size", "batch_size"})
+    pictures: int = 1
+    labels: int = 1
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        side = view.image_size
+        images = torch.rand(self.pictures, 3, side, side, generator=view.coin())
+        return Reconstruction(images, labels=torch.arange(self.labels))
+
+
+@dataclass(frozen=True)
 class Greedy:
     """Reads a field it never said it needs."""
 

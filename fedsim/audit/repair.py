@@ -1,9 +1,9 @@
 """Repair: what a kill or a bad disk did to a run, found and set right before the run goes on.
 
 Whatever can be computed again is thrown away and done again. A round whose observation, truth or
-client state is damaged is redone from the weights that were sent in it: clients draw everything
-from the spec's seed, so they do the same again. A result names by checksum the observation it was
-made from, and is thrown away where that has changed.
+client state is damaged, or lies in another one's place, is redone from the weights that were sent
+in it: clients draw everything from the spec's seed, so they do the same again. A result names by
+checksum the observation it was made from, and is thrown away where that has changed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _mend_rounds(run: Run, spec: Spec) -> None:
 
 
 def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
-    """The first round that left something damaged, and what."""
+    """The first round that left something damaged or misplaced, and what."""
     observed = set(observed_rounds(spec))
     absent = {(e.get("round"), e.get("client")) for e in run.events() if e["kind"] in ABSENT}
     for round_ in range(1, done + 1):
@@ -75,9 +75,11 @@ def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
             for client in spec.cohort(round_):
                 if (round_, client) in absent:
                     continue
-                Vault(run.vault).check(round_, client)
+                path = run.observations / f"{observation_name(round_, client)}.json"
+                update = recorded_checksum(path) if round_ in observed else None
+                Vault(run.vault).check(round_, client, update)
                 if round_ in observed:
-                    check_observation(run.observations / f"{observation_name(round_, client)}.json")
+                    check_observation(path)
         except FedsimError as error:
             return round_, str(error)
     return None

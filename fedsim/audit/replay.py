@@ -101,6 +101,7 @@ def _row(run: Run, job: Job) -> dict[str, Any]:
         "seconds": 0.0,
         "picture": None,
         "failure": None,
+        "unscored": None,
     }
     if job.failure.is_file():
         return row | {"failure": json.loads(job.failure.read_text())["reason"]}
@@ -109,8 +110,9 @@ def _row(run: Run, job: Job) -> dict[str, Any]:
     _draw(result.images, picture)
     try:
         pictures = load_pictures(run, job)
-    except FedsimError:  # no vault beside it: the attacker's own situation
+    except FedsimError as error:  # as a rule no vault beside it: the attacker's own situation
         pictures = None
+        row["unscored"] = str(error) if run.vault.is_dir() else "no vault"
     if pictures is not None:
         row["psnr"] = psnr(pictures.truth, pictures.guess).tolist()
     return row | {

@@ -19,6 +19,7 @@ from fedsim.campaign.jobs import Handout, Job
 from fedsim.campaign.plan import (
     Plan,
     after_lessons,
+    baseline_label,
     jobs_of,
     labelled_attacks,
     lessons_of,
@@ -32,7 +33,6 @@ from fedsim.campaign.pools import InlinePool, Pool, RayPool
 from fedsim.campaign.progress import Silent, Watch
 from fedsim.clients import images_of
 from fedsim.cluster.session import ray_session, refuse_silence
-from fedsim.core.attack import BASELINE
 from fedsim.core.errors import FedsimError, RunError
 from fedsim.core.files import read_json, write_json
 from fedsim.core.metrics import METRICS
@@ -47,7 +47,7 @@ from fedsim.scoring.budgets import budgets
 from fedsim.scoring.identification import identification_of
 from fedsim.scoring.scores import failures, results_of, score_jobs
 from fedsim.scoring.statistics import compare, over_rounds, population
-from fedsim.scoring.verdict import summarise
+from fedsim.scoring.verdict import asked_of, summarise
 
 
 def federate(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
@@ -144,18 +144,20 @@ def conclude(
         identification = identification_of(spec)
         scores = score_jobs(run, jobs, identification.gallery)
         run.write_table("scores", scores, parquet=True)
-        labels = [label for label, _ in labelled_attacks(spec)]
+        labels, baseline = [label for label, _ in labelled_attacks(spec)], baseline_label(spec)
         failed = failures(jobs)
         summary = {
             "name": spec.name,
             "spec_digest": spec.digest(),
             "threat": spec.threat.model,
             "oracle_labels": spec.threat.oracle_labels,
+            "baseline": baseline,
             "verdicts": summarise(
-                scores, spec, labels, _ledgers(run, jobs), failed, identification.about
+                *(scores, spec, labels, _ledgers(run, jobs), failed, identification.about),
+                asked=asked_of(spec),
             ),
             "comparisons": compare(scores, labels, spec.seed),
-            "population": population(scores, BASELINE),
+            "population": population(scores, baseline or ""),
             "over_rounds": over_rounds(scores, _rounds(run), spec.seed),
             "failed_jobs": failed,
             "events": run.events(),

@@ -75,7 +75,10 @@ class Events:
                     self.writer.add_scalar(f"leakage/{name}/{attack}", value, int(str(round_)))
         shown: dict[str, list[torch.Tensor]] = {}
         for job in jobs_of(run, run.spec, victims(run.spec)):
-            pictures = load_pictures(run, job)
+            try:
+                pictures = load_pictures(run, job)
+            except FedsimError:  # the scores tell
+                continue
             chosen = shown.setdefault(job.label, [])
             if pictures is not None and len(chosen) < PICTURES:
                 pairs = torch.cat([pictures.truth, pictures.guess], dim=3)

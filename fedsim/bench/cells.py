@@ -163,7 +163,11 @@ def both_ways(attacks: Iterable[Component], components: Iterable[Component]) -> 
         if countered and "adaptive" not in attack.params and _adapts(attack):
             content = attack.model_dump(mode="json", exclude_none=True)
             title = f"{attack.short_name}{NAIVE}"
-            yield Component.model_validate({**content, "title": title, "adaptive": False})
+            try:
+                naive = Component.model_validate({**content, "title": title, "adaptive": False})
+            except ValidationError as error:
+                raise SpecError(f"a bench cannot call an attack '{title}'; shorten it.") from error
+            yield naive
 
 
 def _adapts(attack: Component) -> bool:

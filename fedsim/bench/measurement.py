@@ -29,6 +29,7 @@ from fedsim.core.metrics import METRICS
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, list_observations
 from fedsim.defenses.applied import declared
+from fedsim.report.content import baseline_of
 from fedsim.scoring.budgets import budgets
 
 Told = Callable[[int, int, str], None]  # cells done, of how many, which
@@ -123,9 +124,18 @@ def measure(bench: Bench, cell: Cell, root: Path) -> Measured:
         federate(bench.trained(cell), trained.root)
     about: dict[str, Any] = {"defense": cell.defense, "strength": cell.strength, "seed": cell.seed}
     cost = _cost(trained, bench.section.target_accuracy)
+    summary = run.summary
     outcomes = [
-        {**about, "attack": v["attack"], "verdict": v["verdict"], **cost}
-        for v in run.summary["verdicts"]
+        {
+            **about,
+            "attack": v["attack"],
+            "baseline": v["attack"] == baseline_of(summary),
+            "verdict": v["verdict"],
+            "victims": v.get("victims", 0),
+            "victims_of": v.get("victims_of", v.get("victims", 0)),
+            **cost,
+        }
+        for v in summary["verdicts"]
     ]
     # A cell measured before a metric was added has none of it.
     pictures = run.scores.reindex(columns=_columns())

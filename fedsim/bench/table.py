@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from fedsim.bench.cells import NAIVE
-from fedsim.core.attack import BASELINE
 from fedsim.core.metrics import METRICS, shown_in
 from fedsim.scoring.statistics import bootstrap
 from fedsim.scoring.verdict import RECOVERED_DB
@@ -21,7 +20,7 @@ def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
     """One row per defense, strength and attack; of an attack that ran both ways, the stronger."""
     ways = []
     for (defense, strength, attack), rows in outcomes.groupby(KEYS, sort=False):
-        if attack == BASELINE:
+        if rows["baseline"].all():
             continue
         here = pictures[
             (pictures["defense"] == defense)
@@ -35,6 +34,8 @@ def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
                 "attack": str(attack).removesuffix(NAIVE),
                 "adaptive": not str(attack).endswith(NAIVE),
                 **_leakage(here),
+                "victims": int(rows["victims"].sum()),
+                "victims_of": int(rows["victims_of"].sum()),
                 **_cost(rows),
             }
         )
@@ -151,6 +152,8 @@ def _leaked(row: pd.Series) -> str:
     interval = f" [{row['psnr_low']:.1f}, {row['psnr_high']:.1f}]"
     if row["psnr_low"] == row["psnr_high"]:
         interval = ""
+    if row["victims"] < row["victims_of"]:
+        interval += f", {row['victims']} of {row['victims_of']} victims"
     if pd.isna(row["psnr_naive"]):
         return f"{row['psnr']:.1f}{interval}"
     adaptive = "–" if pd.isna(row["psnr_adaptive"]) else f"{row['psnr_adaptive']:.1f}"

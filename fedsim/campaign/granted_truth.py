@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedsim.campaign.jobs import Job
 from fedsim.core.knowledge import Secrets, Statistics, granted_by
 from fedsim.core.models import batchnorm_names
-from fedsim.core.observation import Observation, read_observation
+from fedsim.core.observation import Observation, read_observation, recorded_checksum
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Truth, Vault
@@ -31,7 +31,7 @@ def _secrets(spec: Spec, vault: Vault, job: Job) -> Secrets:
     granted = granted_by(spec.threat)
     if not granted & {"oracle_labels", "batch_statistics"}:
         return Secrets()
-    truth = vault.read(job.round, job.client)
+    truth = vault.read(job.round, job.client, recorded_checksum(job.observation))
     return Secrets(
         labels=truth.labels if "oracle_labels" in granted else None,
         statistics=_statistics(job, truth) if "batch_statistics" in granted else None,

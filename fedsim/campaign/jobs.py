@@ -233,7 +233,21 @@ def _check(result: Reconstruction, observation: Observation) -> None:
         )
     if not bool(torch.isfinite(result.images).all()):
         raise AttackError("the attack returned pixels that are not finite.")
+    refuse_surplus(result, observation.pictures)
     result.images = result.images.detach().cpu().float().clamp(0, 1)
+
+
+def refuse_surplus(result: Reconstruction, most: int) -> None:
+    """Raise where an attack returned more guesses than pictures stand behind the update: the truth
+    would choose among them for it."""
+    counts = {"pictures": len(result.images), "labels": 0}
+    if result.labels is not None:
+        counts["labels"] = result.labels.numel()
+    for what, count in counts.items():
+        if count > most:
+            raise AttackError(
+                f"the attack returned {count} {what}, and at most {most} stand behind the update."
+            )
 
 
 def work(

@@ -81,18 +81,36 @@ def check_needs(component: Component, spec: Spec) -> None:
 
 
 def labelled_attacks(spec: Spec) -> list[tuple[str, Component]]:
-    """The spec's attacks, each with a name of its own, and the baseline where it is granted."""
+    """The spec's attacks, each with a name of its own, and the baseline once, where it is granted;
+    its own name is given to no other."""
     labelled: list[tuple[str, Component]] = []
     for component in spec.attacks:
-        short = component.short_name
-        taken = [label for label, _ in labelled]
-        count = sum(1 for label in taken if label == short or label.startswith(f"{short}-"))
-        labelled.append((f"{short}-{count + 1}" if count else short, component))
-    baseline = Component(name=BASELINE)
-    grants = granted_by(spec.threat)
-    if BASELINE not in [label for label, _ in labelled] and "image_size" in grants:
-        labelled.append((BASELINE, baseline))
+        if not (component.is_baseline and _baselines(labelled)):
+            labelled.append((_label(component, [label for label, _ in labelled]), component))
+    if not _baselines(labelled) and "image_size" in granted_by(spec.threat):
+        labelled.append((BASELINE, Component(name=BASELINE)))
     return labelled
+
+
+def _label(component: Component, taken: list[str]) -> str:
+    """What an attack is called beside those that are named already: numbered until it is free."""
+    short = component.short_name
+    reserved = [] if component.is_baseline else [BASELINE]
+    number = 1 + sum(1 for label in taken if label == short or label.startswith(f"{short}-"))
+    label = f"{short}-{number}" if number > 1 else short
+    while label in (*taken, *reserved):
+        number += 1
+        label = f"{short}-{number}"
+    return label
+
+
+def _baselines(labelled: Iterable[tuple[str, Component]]) -> list[str]:
+    return [label for label, component in labelled if component.is_baseline]
+
+
+def baseline_label(spec: Spec) -> str | None:
+    """What the baseline is called in the tables; None where the threat model grants too little."""
+    return next(iter(_baselines(labelled_attacks(spec))), None)
 
 
 def victims(spec: Spec) -> list[tuple[int, int]]:
@@ -113,10 +131,13 @@ def jobs_of(run: Run, spec: Spec, chosen: Iterable[tuple[int, int]]) -> list[Job
     return [
         job
         for label, component in labelled_attacks(spec)
-        for job in jobs_on(
-            *folders, label, component, chosen, 1 if label == BASELINE else spec.audit.trials
-        )
+        for job in jobs_on(*folders, label, component, chosen, trials_of(component, spec))
     ]
+
+
+def trials_of(component: Component, spec: Spec) -> int:
+    """How often an attack is tried on each victim; the baseline says the same every time."""
+    return 1 if component.is_baseline else spec.audit.trials
 
 
 def jobs_on(

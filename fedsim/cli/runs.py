@@ -158,7 +158,7 @@ def attack(
         table = Table("observation", "trial", "PSNR (dB) of each image", "labels", "seconds")
         for row in rows:
             psnr = row["psnr"]
-            scored = ", ".join(f"{p:.1f}" for p in psnr) if psnr else "not scored: no vault"
+            scored = ", ".join(f"{p:.1f}" for p in psnr or []) or f"not scored: {row['unscored']}"
             labels = ", ".join(map(str, row["labels"] or [])) or "-"
             table.add_row(
                 row["observation"],

@@ -102,7 +102,8 @@ class resumable:  # noqa: N801 - reads as the statement it is
 
 
 def tell_verdicts(summary: dict[str, Any]) -> None:
-    colours = {"LEAKS": "red", "PARTIAL": "yellow", "MIS-SPECIFIED": "magenta"}
+    colours = {"LEAKS": "red", "PARTIAL": "yellow"}
+    colours |= dict.fromkeys(["MIS-SPECIFIED", "INCOMPLETE"], "magenta")
     for entry in summary["verdicts"]:
         colour = colours.get(entry["verdict"], "cyan")
         out.print(f"[bold {colour}]{entry['verdict']}[/] {entry['words']}", highlight=False)

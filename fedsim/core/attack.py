@@ -15,9 +15,8 @@ from torch import Tensor
 from fedsim.core.errors import DamagedError, RunError
 from fedsim.core.files import read_tensors, save_tensors, write_json
 from fedsim.core.knowledge import Traffic, View
+from fedsim.core.spec import BASELINE as BASELINE
 from fedsim.core.spec import Spec
-
-BASELINE = "prior_only"  # the attack that never sees the update
 
 
 class Progress(Protocol):

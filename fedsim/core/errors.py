@@ -50,6 +50,10 @@ class VaultError(RunError):
     """The vault cannot be written or read: trouble of whoever keeps it, not of the training."""
 
 
+class ForeignTruthError(VaultError):
+    """A truth lies where that of another client, round or update belongs."""
+
+
 class DamagedError(FedsimError):
     """A file is not what was written: cut short, overwritten or altered."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, assert_never
 
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
@@ -67,6 +67,26 @@ class Observation:
     def name(self) -> str:
         return observation_name(self.round, self.client)
 
+    @property
+    def pictures(self) -> int:
+        """How many pictures can stand behind the update, by all that is public."""
+        return _most_pictures(self.public, self.update.num_examples)
+
+
+def _most_pictures(public: Public, num_examples: int) -> int:
+    """Those of one batch behind a gradient, of every step behind a delta; where a client goes over
+    all it has, as many as it says it learned from in an epoch."""
+    batch = public.batch_size
+    match public.protocol.upload:
+        case Upload.GRADIENT:
+            return batch
+        case Upload.DELTA:
+            if public.local_epochs:
+                return max(batch, -(-num_examples // public.local_epochs))
+            return batch * (public.local_steps or 1)
+        case other:
+            assert_never(other)
+
 
 def write_weights(root: Path, round_: int, weights: Mapping[str, Tensor]) -> None:
     """What the server sends in this round, kept once for all its clients."""
@@ -78,8 +98,7 @@ def write_weights(root: Path, round_: int, weights: Mapping[str, Tensor]) -> Non
 def write_observation(root: Path, round_: int, client: int, update: Update, public: Public) -> None:
     """Keep one reply."""
     path = observation_path(root, round_, client)
-    tensors = {f"{_UPDATE}{name}": tensor for name, tensor in update.tensors.items()}
-    tensors |= {f"{_BUFFER}{name}": tensor for name, tensor in update.buffers.items()}
+    tensors = _as_kept(update)
     save_tensors(path, tensors)
     about = {
         "format": FORMAT,
@@ -93,6 +112,18 @@ def write_observation(root: Path, round_: int, client: int, update: Update, publ
         "checksum": checksum(tensors),
     }
     write_json(path.with_suffix(".json"), about)
+
+
+def _as_kept(update: Update) -> dict[str, Tensor]:
+    """What came back, under the names that it has in a file."""
+    tensors = {f"{_UPDATE}{name}": tensor for name, tensor in update.tensors.items()}
+    return tensors | {f"{_BUFFER}{name}": tensor for name, tensor in update.buffers.items()}
+
+
+def update_checksum(update: Update) -> str:
+    """The checksum that the observation of this update will have: a client binds its truth to what
+    it sent by it."""
+    return checksum(_as_kept(update))
 
 
 class _About(BaseModel):
@@ -147,6 +178,12 @@ def check_observation(path: Path) -> None:
 
 
 def _read(path: Path) -> tuple[_About, Public, dict[str, Tensor]]:
+    about, public, raw = _read_public(path)
+    return about, public, _read_tensors(path.with_suffix(".safetensors"), raw)
+
+
+def _read_public(path: Path) -> tuple[_About, Public, dict[str, Any]]:
+    """What the JSON of an observation says, checked, and as it is."""
     raw = _read_about(path.with_suffix(".json"))
     try:
         about = _About.model_validate(raw)
@@ -155,9 +192,9 @@ def _read(path: Path) -> tuple[_About, Public, dict[str, Tensor]]:
         raise ObservationError(
             f"the observation '{path}' is damaged: its JSON lacks a valid '{where}'."
         ) from error
-    fields = {key: raw[key] for key in Public.__dataclass_fields__}
-    public = Public(**{**fields, "protocol": about.protocol})
-    return about, public, _read_tensors(path.with_suffix(".safetensors"), raw)
+    checked = {key: getattr(about, key) for key in Public.__dataclass_fields__}
+    as_written = {key: raw[key] for key in ("architecture", "defenses")}
+    return about, Public(**{**checked, **as_written}), raw
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -179,6 +216,16 @@ def recorded_checksum(path: Path) -> str | None:
         return _read_about(path).get("checksum")
     except ObservationError:
         return None
+
+
+def recorded_pictures(path: Path) -> int | None:
+    """How many pictures can stand behind an observation, by its JSON alone; None where it cannot be
+    read."""
+    try:
+        about, public, _ = _read_public(path)
+    except ObservationError:
+        return None
+    return _most_pictures(public, about.num_examples)
 
 
 def _read_about(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import reprlib
 import types
 import typing
@@ -21,6 +22,11 @@ from fedsim.core.errors import SpecError, did_you_mean
 
 Positive = Annotated[int, Field(ge=1)]
 Colour = tuple[float, float, float]
+
+BASELINE = "prior_only"  # the attack that never sees the update
+_BASELINE_PATHS = ("fedsim.attacks.prior_only:PriorOnly", "attacks.prior_only:PriorOnly")
+_TITLE = re.compile(r"[\w .+-]{1,200}")
+_TITLE_BYTES = 200  # of a folder's name, which has at most 255
 
 
 class Upload(StrEnum):
@@ -119,7 +125,25 @@ class Component(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str
-    title: Annotated[str, Field(pattern=r"^[\w .+-]+$")] | None = None
+    title: str | None = None
+
+    @model_validator(mode="after")
+    def _names_a_folder(self) -> Component:
+        """What it is called in tables is also the folder of its results."""
+        title = self.title
+        if title is None:
+            if self.short_name in ("", ".", "..") or set(self.short_name) & set("/\\\0"):
+                raise ValueError(
+                    f"{reprlib.repr(self.name)} is no name: results need a folder of it"
+                )
+        elif not _is_title(title):
+            raise ValueError(
+                f"the title {reprlib.repr(title)} is not a short one of letters, digits, spaces "
+                f"and _ . + -"
+            )
+        elif title == BASELINE and not self.is_baseline:
+            raise ValueError(f"the title '{BASELINE}' is that of the baseline; choose another")
+        return self
 
     @property
     def short_name(self) -> str:
@@ -127,8 +151,19 @@ class Component(BaseModel):
         return self.title or self.name.rpartition(":")[2]
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether it is the attack that never sees the update, whatever it is called."""
+        return self.name == BASELINE or self.name in _BASELINE_PATHS
+
+    @property
     def params(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+
+def _is_title(text: str) -> bool:
+    """Whether a title can be a folder's name on any disk, and no other folder than its own."""
+    safe = _TITLE.fullmatch(text) is not None and text.strip(" .+-") != ""
+    return safe and len(text.encode()) <= _TITLE_BYTES
 
 
 class SurrogateSpec(_Section):

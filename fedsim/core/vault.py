@@ -7,6 +7,7 @@ this one, and in the thread of a running attack (`sealed`) the vault does not op
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from fedsim.core.errors import DamagedError, NotGranted, VaultError
-from fedsim.core.files import read_tensors, save_tensors
+from fedsim.core.errors import DamagedError, ForeignTruthError, NotGranted, VaultError
+from fedsim.core.files import checksum, read_tensors, save_tensors
 from fedsim.core.knowledge import is_sealed
 from fedsim.core.learning import Batch
 from fedsim.core.run import observation_name, state_path, truth_path
@@ -37,10 +38,17 @@ class Truth:
     defense_seed: int
     trail: list[dict[str, str]]  # what each defense changed, as digests
     stateful: bool = False  # whether the client kept a state of its own
+    update: str = ""  # the checksum of what the client sent; older files do not tell
 
     def replay(self) -> list[Batch]:
         """The batches as the client saw them."""
         return [(self.images[rows], self.labels[rows]) for rows in self.batches]
+
+    def digest(self) -> str:
+        """A hash of all that a replay depends on."""
+        pixels = checksum({"images": self.images, "labels": self.labels})
+        rest = [[*self.images.shape], self.batches, self.defense_seed, self.update]
+        return hashlib.sha256(f"{pixels} {json.dumps(rest)}".encode()).hexdigest()
 
 
 class Vault:
@@ -59,12 +67,15 @@ class Vault:
             "defense_seed": truth.defense_seed,
             "trail": truth.trail,
             "stateful": bool(state),
+            "update": truth.update,
+            **_address(round_, client),
         }
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.root.chmod(0o700)
             if state:
-                save_tensors(state_path(self.root, round_, client), state, mode=0o600)
+                whose = {"about": json.dumps(_address(round_, client))}
+                save_tensors(state_path(self.root, round_, client), state, whose, mode=0o600)
             save_tensors(
                 truth_path(self.root, round_, client),
                 {"images": truth.images, "labels": truth.labels},
@@ -74,7 +85,9 @@ class Vault:
         except OSError as error:
             raise VaultError(f"the vault cannot be written: {error.strerror}.") from error
 
-    def read(self, round_: int, client: int) -> Truth:
+    def read(self, round_: int, client: int, update: str | None = None) -> Truth:
+        """A client's truth of a round; given the checksum of the ``update`` that was observed, the
+        truth behind that one. Another one's is an error."""
         if is_sealed():
             raise NotGranted("an attack tried to open the vault.")
         path = truth_path(self.root, round_, client)
@@ -90,7 +103,16 @@ class Vault:
             raise VaultError(self._damaged(path, type(error).__name__)) from error
         if not _fits(images, labels, about):
             raise VaultError(self._damaged(path, "its batches do not fit its images"))
-        return Truth(images, labels, about.batches, about.defense_seed, about.trail, about.stateful)
+        _refuse_foreign(path, about, round_, client)
+        if update and about.update and update != about.update:
+            raise ForeignTruthError(
+                f"the vault's '{path}' is the truth of another update than the one observed."
+            )
+        return Truth(
+            *(images, labels, about.batches, about.defense_seed, about.trail),
+            stateful=about.stateful,
+            update=about.update,
+        )
 
     def read_state(self, before_round: int, client: int) -> dict[str, Tensor]:
         """The client's newest state from before a round; empty at its first."""
@@ -100,14 +122,17 @@ class Vault:
             path = state_path(self.root, round_, client)
             if path.is_file():
                 try:
-                    return read_tensors(path)[0]
-                except DamagedError as error:
+                    state, metadata = read_tensors(path)
+                    about = _Whose.model_validate_json(metadata.get("about", "{}"))
+                except (DamagedError, ValidationError) as error:
                     raise VaultError(self._damaged(path, type(error).__name__)) from error
+                _refuse_foreign(path, about, round_, client)
+                return state
         return {}
 
-    def check(self, round_: int, client: int) -> None:
-        """Raise where what a client left in a round is missing or damaged."""
-        if self.read(round_, client).stateful:
+    def check(self, round_: int, client: int, update: str | None = None) -> None:
+        """Raise where what a client left in a round is missing, damaged or another one's."""
+        if self.read(round_, client, update).stateful:
             path = state_path(self.root, round_, client)
             if not path.is_file():
                 raise VaultError(f"the vault's '{path}' is missing.")
@@ -121,13 +146,35 @@ class Vault:
         )
 
 
-class _About(BaseModel):
+class _Whose(BaseModel):
+    """Whose a file is; older ones do not tell."""
+
+    round: int | None = None
+    client: int | None = None
+
+
+class _About(_Whose):
     """What a file says beside images and labels."""
 
     batches: list[list[int]]
     defense_seed: int
     trail: list[dict[str, str]]
     stateful: bool = False
+    update: str = ""
+
+
+def _address(round_: int, client: int) -> dict[str, int]:
+    return {"round": round_, "client": client}
+
+
+def _refuse_foreign(path: Path, about: _Whose, round_: int, client: int) -> None:
+    """Raise where a file says that it belongs to another client or round."""
+    named = (about.round, about.client)
+    if None not in named and named != (round_, client):
+        raise ForeignTruthError(
+            f"the vault's '{path}' is of client {about.client} in round {about.round}, not of "
+            f"client {client} in round {round_}."
+        )
 
 
 def _fits(images: Tensor, labels: Tensor, about: _About) -> bool:

@@ -24,7 +24,7 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
     clients' data: no original, reconstructions as coarse mosaics, no labels, no names of files.
     """
     summary, scores, rounds = run.summary, run.scores, content.rounds_of(run)
-    finding = content.strongest(summary)
+    finding, baseline = content.strongest(summary), content.baseline_of(summary)
     attacks = content.ranked(summary["verdicts"])
     traces, notes = content.traces_and_notes(jobs)
     page = (
@@ -35,13 +35,14 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
             summary=summary,
             finding=finding,
             attacks=attacks,
+            baseline=baseline,
             redacted=redacted,
             hero=pictures.closest(run, jobs, scores, finding.attack, redacted=redacted),
             galleries=pictures.galleries(run, jobs, scores, attacks, redacted=redacted),
             population=content.exposed(summary),
             identification=content.identification(summary),
             comparisons=summary.get("comparisons", []),
-            over_rounds=plots.over_rounds(summary.get("over_rounds", [])),
+            over_rounds=plots.over_rounds(summary.get("over_rounds", []), baseline),
             threat=content.threat_model(run.spec, summary),
             privacy=content.privacy(summary),
             canary=content.canary(summary, scores),
@@ -50,7 +51,7 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
             notes=notes,
             curves=plots.training(rounds),
             evaluated=rounds["test_accuracy"].notna().any(),
-            strip=plots.strip(scores, [attack["attack"] for attack in attacks]),
+            strip=plots.strip(scores, [attack["attack"] for attack in attacks], baseline),
             learned=learned.learned(run),
             traces={label: plots.trace(label, lines) for label, lines in traces.items()},
             facts=content.facts(run.spec, summary, scores),

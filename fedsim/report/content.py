@@ -24,9 +24,9 @@ from fedsim.scoring.scores import results_of
 from fedsim.scoring.statistics import KEYS
 from fedsim.scoring.verdict import ABOVE_BASELINE_DB, RECOVERED_DB
 
-# What a reader must know first comes first. A mis-specified attack outranks a failed one: it is the
-# reason not to believe the failure.
-RANK = ["LEAKS", "PARTIAL", "MIS-SPECIFIED", "NOT RECOVERED", "NO RESULT"]
+# What a reader must know first comes first. A mis-specified or incomplete attack outranks a failed
+# one: it is the reason not to believe the failure.
+RANK = ["LEAKS", "PARTIAL", "MIS-SPECIFIED", "INCOMPLETE", "NOT RECOVERED", "NO RESULT"]
 CURVES = ["round", "train_loss", "test_loss", "test_accuracy"]
 TROUBLES_SHOWN = 50
 
@@ -43,7 +43,7 @@ class Finding:
 
 def strongest(summary: dict[str, Any]) -> Finding:
     """The verdict that comes first; of equals, the attack with the closest picture."""
-    entries = [entry for entry in summary["verdicts"] if entry["attack"] != BASELINE]
+    entries = [e for e in summary["verdicts"] if e["attack"] != baseline_of(summary)]
     if not entries:
         return Finding(
             "NO RESULT",
@@ -62,6 +62,12 @@ def strongest(summary: dict[str, Any]) -> Finding:
         )
     sentence, detail = _told(entry, summary["threat"])
     return Finding(entry["verdict"], sentence, detail, entry["attack"])
+
+
+def baseline_of(summary: dict[str, Any]) -> str | None:
+    """What the baseline is called in a run; summaries of older versions do not tell."""
+    name: str | None = summary.get("baseline", BASELINE)
+    return name
 
 
 def _told(entry: dict[str, Any], threat: str) -> tuple[str, str]:
@@ -87,6 +93,12 @@ def _told(entry: dict[str, Any], threat: str) -> tuple[str, str]:
             f"This is a statement about these attacks at this budget, not about the clients' "
             f"safety: a stronger attack may recover what these did not. The closest "
             f"reconstruction, by {name}: {closest}.",
+        ),
+        "INCOMPLETE": (
+            "No conclusion: less was attacked than was asked for.",
+            f"By {name}, {entry.get('lacking')}. On the rest no clear picture came back, the "
+            f"closest one at {closest}; that says nothing about what is missing. The reasons are "
+            f"below.",
         ),
         "MIS-SPECIFIED": (
             "No conclusion: the attacks did not simulate what the clients did.",

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from fedsim.campaign.jobs import Job
-from fedsim.core.attack import BASELINE, Reconstruction
+from fedsim.core.attack import Reconstruction
 from fedsim.core.files import write_atomically
 from fedsim.core.run import Run
 from fedsim.report.content import Finding
@@ -29,6 +29,7 @@ COLOURS = {
     "LEAKS": "#a8261b",
     "PARTIAL": "#8a5200",
     "MIS-SPECIFIED": "#6b3fa0",
+    "INCOMPLETE": "#1f6464",
     "NOT RECOVERED": "#41566e",
     "NO RESULT": "#5c636b",
 }
@@ -135,7 +136,8 @@ def galleries(
     for entry in entries:
         name = entry["attack"]
         attack_scores = scores[scores["attack"] == name]
-        rows = spread(attack_scores, min(most, BASELINE_SHOWN) if name == BASELINE else most)
+        guess = entry["verdict"] == "BASELINE"
+        rows = spread(attack_scores, min(most, BASELINE_SHOWN) if guess else most)
         pairs = [replace(p, redacted=redacted) for p in load_pairs(run, jobs, scores, rows)]
         film, whose = film_of(jobs, attack_scores, redacted=redacted)
         shown.append(Gallery(name, entry["verdict"], pairs, len(attack_scores), film, whose))

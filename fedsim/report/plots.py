@@ -17,7 +17,6 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from fedsim.core.attack import BASELINE
 from fedsim.core.metrics import METRICS
 from fedsim.report.content import Trace
 from fedsim.scoring.verdict import RECOVERED_DB
@@ -89,7 +88,7 @@ def training(rounds: pd.DataFrame) -> list[Markup]:
     return drawn
 
 
-def strip(scores: pd.DataFrame, labels: list[str]) -> Markup | None:
+def strip(scores: pd.DataFrame, labels: list[str], baseline: str | None = None) -> Markup | None:
     """A dot for each image, a row for each attack, and the line from which a picture is clear."""
     scores = scores.dropna(subset=["psnr"])
     present = [label for label in labels if (scores["attack"] == label).any()]
@@ -101,7 +100,7 @@ def strip(scores: pd.DataFrame, labels: list[str]) -> Markup | None:
     rasterised = len(scores) > RASTER_ABOVE
     for row, label in enumerate(present):
         values = scores.loc[scores["attack"] == label, "psnr"].to_numpy(float)
-        colour = MUTED if label == BASELINE else ACCENT
+        colour = MUTED if label == baseline else ACCENT
         scatter = coin.uniform(-0.13, 0.13, len(values)) if len(values) > 1 else 0.0
         axes.scatter(
             values,
@@ -129,7 +128,7 @@ def strip(scores: pd.DataFrame, labels: list[str]) -> Markup | None:
     return _svg(figure, f"PSNR of each image by attack: {'; '.join(words)}")
 
 
-def over_rounds(rows: list[dict[str, Any]]) -> Markup | None:
+def over_rounds(rows: list[dict[str, Any]], baseline: str | None = None) -> Markup | None:
     """Leakage as training goes on: mean PSNR per round with its interval, accuracy beside it."""
     rounds = sorted({row["round"] for row in rows})
     if len(rounds) < 2:
@@ -140,8 +139,8 @@ def over_rounds(rows: list[dict[str, Any]]) -> Markup | None:
     words = []
     for at, label in enumerate(labels):
         points = sorted((r for r in rows if r["attack"] == label), key=lambda r: r["round"])
-        colour = MUTED if label == BASELINE else shades[at % len(shades)]
-        line = ":" if label == BASELINE else ("-", "--", "-.")[at // len(shades) % 3]
+        colour = MUTED if label == baseline else shades[at % len(shades)]
+        line = ":" if label == baseline else ("-", "--", "-.")[at // len(shades) % 3]
         places = [row["round"] for row in points]
         means = [row["psnr"]["mean"] for row in points]
         axes.plot(places, means, f"o{line}", color=colour, ms=4, label=label)

@@ -1,64 +1,116 @@
 """The canary: the true batch, replayed by the announced protocol, must give the update that was
-observed. Where it does not, the attack was mis-specified, and a low score means nothing."""
+observed. Where it does not, the attack was mis-specified, and a low score means nothing.
+
+A canary is kept with a hash of all it was computed from, and the file of them with a hash of the
+whole: another observation, another truth or a number written by hand has it computed again.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from fedsim.core.device import resolve_device, threads
-from fedsim.core.errors import DamagedError, FedsimError
-from fedsim.core.files import read_json, write_json
+from fedsim.core.errors import DamagedError, FedsimError, ForeignTruthError
+from fedsim.core.files import checksum, read_json, write_json
 from fedsim.core.learning import Update, local_update, recall
-from fedsim.core.observation import Observation, read_observation
-from fedsim.core.run import Run, observation_name
+from fedsim.core.observation import Observation, read_observation, recorded_checksum
+from fedsim.core.run import Run, observation_name, paths
 from fedsim.core.vault import Truth, Vault
 from fedsim.defenses.applied import announced, declared
 
 # Replays differ by rounding alone: about 1e-6 on a CPU, more after many local steps.
 CANARY_TOLERANCE = 1e-4
 
-_CANARIES = TypeAdapter(dict[str, float])
+_WAY = "2"  # of computing a canary: those of another way are computed again
+
+
+class Kept(BaseModel):
+    """One canary, and the hash of what it was computed from."""
+
+    error: float
+    of: str
+
+
+class _Canaries(BaseModel):
+    """The file of them, and a hash of all."""
+
+    canaries: dict[str, Kept]
+    seal: str
 
 
 def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]:
     """The relative error of each victim's replay; computed once and kept."""
-    path = run.canaries
-    known = _known_canaries(path)
-    vault, device = Vault(run.vault), resolve_device(run.spec.engine.device)
+    known = _known_canaries(run)
+    device = resolve_device(run.spec.engine.device)
     for round_, client in victims:
         name = observation_name(round_, client)
-        if name in known:
-            continue
+        where = {"round": round_, "client": client}
+        before = known.pop(name, None)
         try:
-            observation = read_observation(run.observations / f"{name}.json")
-            known[name] = canary(
-                observation,
-                vault.read(round_, client),
-                device,
-                run.spec.cohort(round_),
-                vault.read_state(round_, client),
-            )
+            known[name] = _checked(run, round_, client, before, device)
+        except ForeignTruthError as error:
+            run.note("foreign_truth", f"{name}: {error}", **where)
         except FedsimError as error:
-            run.note("canary_failed", f"{name}: {error}", round=round_, client=client)
+            run.note("canary_failed", f"{name}: {error}", **where)
         except RuntimeError as error:  # torch: the announced model does not fit what was sent
             reason = str(error).splitlines()[0]
-            run.note("canary_failed", f"{name}: {reason}", round=round_, client=client)
-    write_json(path, known)
-    return known
+            run.note("canary_failed", f"{name}: {reason}", **where)
+    keep_canaries(run.canaries, known)
+    return {name: kept.error for name, kept in known.items()}
 
 
-def _known_canaries(path: Path) -> dict[str, float]:
-    """What was computed before; nothing where the file is damaged: it is computed again."""
+def _checked(run: Run, round_: int, client: int, before: Kept | None, device: torch.device) -> Kept:
+    """A victim's canary: the one from before where it was computed from the same."""
+    path = run.observations / f"{observation_name(round_, client)}.json"
+    vault = Vault(run.vault)
+    truth = vault.read(round_, client, recorded_checksum(path))
+    own = vault.read_state(round_, client)
+    of = computed_from(path, truth, own)
+    if before is not None and before.of == of:
+        return before
+    observation = read_observation(path)
+    return Kept(error=canary(observation, truth, device, run.spec.cohort(round_), own), of=of)
+
+
+def computed_from(path: Path, truth: Truth, own: Mapping[str, Tensor]) -> str:
+    """A hash of what a canary depends on: the observation's own record and that of the weights
+    sent, each with the checksum of its tensors, the truth, and the client's state."""
+    records = (path, (path.parent / paths.WEIGHTS).with_suffix(".json"))
+    written = [file.read_bytes() if file.is_file() else b"" for file in records]
+    whole = [_WAY.encode(), *written, truth.digest().encode(), checksum(own).encode()]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in whole)).hexdigest()
+
+
+def keep_canaries(path: Path, canaries: Mapping[str, Kept]) -> None:
+    """Write canaries down, sealed."""
+    content = {name: kept.model_dump() for name, kept in canaries.items()}
+    write_json(path, {"canaries": content, "seal": _seal(content)})
+
+
+def _seal(content: Mapping[str, Mapping[str, object]]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _known_canaries(run: Run) -> dict[str, Kept]:
+    """What was computed before; nothing where the file is damaged, altered or of an older version:
+    it is computed again."""
     try:
-        return _CANARIES.validate_python(read_json(path))
+        known = _Canaries.model_validate(read_json(run.canaries))
     except (FileNotFoundError, DamagedError, ValidationError):
         return {}
+    if _seal({name: kept.model_dump() for name, kept in known.canaries.items()}) != known.seal:
+        run.note("mended", f"{paths.CANARIES} was altered; its canaries are computed again")
+        return {}
+    return known.canaries
 
 
 def canary(
@@ -68,7 +120,7 @@ def canary(
     cohort: Sequence[int] = (),
     own: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> float:
-    """|replay - observed| / |observed| over the whole update.
+    """|replay - observed| / |observed|, over all of the update that attacks read.
 
     The replay uses what the protocol announced: its weights, model, normalisation, steps and
     declared defenses; of the client's secrets only the batch, the seed of those defenses and what
@@ -95,10 +147,36 @@ def canary(
 
 
 def relative_error(replay: Update, observed: Update) -> float:
-    """Distance of two updates relative to the second; 1 where their parameters differ."""
-    if replay.tensors.keys() != observed.tensors.keys():
+    """How far two updates are apart in anything that attacks read: the tensors as a whole and each
+    buffer relative to the second; 1 where kinds, names, shapes, counters or the number of examples
+    differ."""
+    if (replay.kind, replay.num_examples) != (observed.kind, observed.num_examples):
         return 1.0
-    pairs = [(replay.tensors[n].cpu().double(), t.double()) for n, t in observed.tensors.items()]
-    distance = sum(float((a - b).square().sum()) for a, b in pairs)
-    size = sum(float(b.square().sum()) for _, b in pairs)
+    pairs = _pairs(replay.tensors, observed.tensors)
+    buffers = _pairs(replay.buffers, observed.buffers)
+    if pairs is None or buffers is None:
+        return 1.0
+    return float(np.max([_apart(pairs), *(_buffer_apart(*pair) for pair in buffers)]))
+
+
+def _pairs(
+    replay: Mapping[str, Tensor], observed: Mapping[str, Tensor]
+) -> list[tuple[Tensor, Tensor]] | None:
+    """The tensors of both sides by name; None where they are not alike."""
+    if {n: t.shape for n, t in replay.items()} != {n: t.shape for n, t in observed.items()}:
+        return None
+    return [(replay[n].cpu(), t.cpu()) for n, t in observed.items()]
+
+
+def _buffer_apart(replay: Tensor, observed: Tensor) -> float:
+    """As `_apart`; how many batches a layer has seen is a number that is right or wrong."""
+    if observed.is_floating_point():
+        return _apart([(replay, observed)])
+    return float(not torch.equal(replay, observed))
+
+
+def _apart(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+    doubles = [(a.double(), b.double()) for a, b in pairs]
+    distance = sum(float((a - b).square().sum()) for a, b in doubles)
+    size = sum(float(b.square().sum()) for _, b in doubles)
     return (distance / size) ** 0.5 if size > 0 else float(distance > 0)

@@ -13,13 +13,14 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from fedsim.campaign.jobs import Job
+from fedsim.campaign.jobs import Job, refuse_surplus
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import read_json
 from fedsim.core.metrics import METRICS, Batch, Comparison, Metric, match_order
+from fedsim.core.observation import recorded_checksum, recorded_pictures
 from fedsim.core.run import Run
-from fedsim.core.vault import Vault
+from fedsim.core.vault import Truth, Vault
 from fedsim.scoring.canary import check_canaries
 from fedsim.scoring.identification import Gallery, Wanted
 
@@ -79,15 +80,27 @@ def results_of(jobs: Iterable[Job]) -> Iterator[tuple[Job, Reconstruction]]:
 
 
 def load_pictures(run: Run, job: Job) -> Pictures | None:
-    """What a finished job reconstructed, beside the truth; None for one that did not finish."""
+    """What a finished job reconstructed, beside the truth; None for one that did not finish. What
+    does not belong together is an error: result, observation and truth name each other."""
     if not job.result.is_file():
         return None
-    result = Reconstruction.load(job.result)
-    truth = Vault(run.vault).read(job.round, job.client)
+    result, observed = Reconstruction.load(job.result), recorded_checksum(job.observation)
+    if result.observation and observed and result.observation != observed:
+        raise RunError(
+            "it was made from another update than the one observed; go on with `fedsim audit "
+            "--resume` and it is made again."
+        )
+    truth = Vault(run.vault).read(job.round, job.client, observed)
+    refuse_surplus(result, recorded_pictures(job.observation) or _samples(truth))
     order = match_order(truth.images, result.images)
     blank = torch.full_like(truth.images[0], 0.5)  # an image the attack does not claim
     guess = torch.stack([result.images[row] if row >= 0 else blank for row in order])
     return Pictures(job, truth.images, truth.labels, guess, result)
+
+
+def _samples(truth: Truth) -> int:
+    """How many samples the client learned from, counted as often as it did."""
+    return sum(map(len, truth.batches))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import pandas as pd
 import torch
 
 from fedsim.campaign.plan import jobs_of, victims
-from fedsim.core.attack import BASELINE
 from fedsim.core.errors import RunError
 from fedsim.core.metrics import METRICS, shown_in
 from fedsim.core.run import Run, paths
@@ -166,9 +165,8 @@ def _attacks(
 ) -> list[tuple[str, list[Line]]]:
     """The attacks of all runs, the strongest finding first, the baseline last."""
     outcomes = sorted((o for run in runs for o in run.outcomes), key=lambda o: o.rank)
-    names = list(dict.fromkeys(o.attack for o in outcomes if o.attack != BASELINE))
-    if any(o.attack == BASELINE for o in outcomes):
-        names.append(BASELINE)
+    last = sorted(outcomes, key=lambda outcome: outcome.baseline)
+    names = list(dict.fromkeys(outcome.attack for outcome in last))
     rows = []
     for name in names:
         lines = []
@@ -303,6 +301,7 @@ def _loader(run: Status, scores: pd.DataFrame) -> Loader:
             for job in jobs_of(opened, spec, [v for v in victims(spec) if v in wanted])
             if inside(opened.reconstructions, job.result)
             and inside(opened.vault, opened.vault / f"{job.victim}.safetensors")
+            and inside(opened.observations, job.observation)
         ]
         return load_pairs(opened, jobs, scores, rows)
 

@@ -23,12 +23,11 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from fedsim.campaign.plan import labelled_attacks, victims
-from fedsim.core.attack import BASELINE
+from fedsim.campaign.plan import labelled_attacks, trials_of, victims
 from fedsim.core.errors import RunError
 from fedsim.core.run import ROUND_COLUMNS, list_lessons, paths, result_name
 from fedsim.core.spec import Spec, load_spec
-from fedsim.report.content import RANK
+from fedsim.report.content import RANK, baseline_of
 from fedsim.report.formats import count
 from fedsim.viewer.files import Files, exists, inside, reason
 from fedsim.viewer.run_index import Place
@@ -63,9 +62,9 @@ class Planned:
                 label: frozenset(
                     result_name(*victim, trial)
                     for victim in chosen
-                    for trial in range(1 if label == BASELINE else spec.audit.trials)
+                    for trial in range(trials_of(component, spec))
                 )
-                for label, _ in labelled_attacks(spec)
+                for label, component in labelled_attacks(spec)
             },
         )
 
@@ -92,6 +91,7 @@ class Outcome:
     victims: int
     metrics: dict[str, dict[str, float | None]]
     label_accuracy: float | None
+    baseline: bool = False  # whether it is the attack that never sees the update
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -131,7 +131,7 @@ class Status:
     @property
     def verdicts(self) -> list[Outcome]:
         """The strongest first, without the baseline."""
-        outcomes = [outcome for outcome in self.outcomes if outcome.attack != BASELINE]
+        outcomes = [outcome for outcome in self.outcomes if not outcome.baseline]
         return sorted(outcomes, key=lambda outcome: outcome.rank)
 
     @property
@@ -291,6 +291,7 @@ def _failure(content: bytes) -> str:
 
 def _outcomes(content: bytes) -> list[Outcome]:
     """The verdicts of a summary; anything that is not one raises."""
+    summary = json.loads(content)
     return [
         Outcome(
             attack=str(entry["attack"]),
@@ -303,8 +304,9 @@ def _outcomes(content: bytes) -> list[Outcome]:
                 for name, values in entry.get("metrics", {}).items()
             },
             label_accuracy=_number(entry.get("label_accuracy")),
+            baseline=entry["attack"] == baseline_of(summary),
         )
-        for entry in json.loads(content)["verdicts"]
+        for entry in summary["verdicts"]
     ]
 
 

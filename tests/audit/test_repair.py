@@ -354,6 +354,30 @@ def test_what_was_mended_is_told(rich_run: Run, tmp_path: Path) -> None:
     assert kept.stat().st_mtime_ns == before  # the round was done alike: its result still stands
 
 
+MISPLACED = {
+    "truths of two clients": ("vault", "round-0001/client-000{}.safetensors"),
+    "truths of two rounds": ("vault", "round-000{}/client-0000.safetensors"),
+    "states of two clients": ("vault", "round-0001/client-000{}.state.safetensors"),
+    "what came back from two clients": ("observations", "round-0001/client-000{}.*"),
+}
+
+
+@pytest.mark.parametrize("what", MISPLACED)
+def test_files_that_changed_places_are_made_again_with_the_same_scores(
+    what: str, rich_run: Run, tmp_path: Path
+) -> None:
+    run = Run(shutil.copytree(rich_run.root, tmp_path / "run"))
+    folder, pattern = MISPLACED[what]
+    numbers_ = (1, 2) if "rounds" in what else (0, 1)
+    pairs = [sorted((run.root / folder).glob(pattern.format(number))) for number in numbers_]
+    for one, other in zip(*pairs, strict=True):
+        first, second = one.read_bytes(), other.read_bytes()
+        one.write_bytes(second)
+        other.write_bytes(first)
+    assert_same(resumed(run.root), rich_run)
+    assert run.events()[0]["message"].startswith("the rounds from 1 on are done again: the vault's")
+
+
 def test_a_result_of_another_observation_is_made_again(tiny_run: Run, tmp_path: Path) -> None:
     run = Run(shutil.copytree(tiny_run.root, tmp_path / "run"))
     first = run.reconstructions / "patch_solve/round-0001/client-0000-trial-0.safetensors"

@@ -42,6 +42,7 @@ def test_an_offline_attack_without_a_vault_is_not_scored(small_run: Run, tmp_pat
     rows = attack_offline(found, PATCH_SOLVE, None, None, 1)
     assert [row["psnr"] for row in rows] == [None] * 4
     assert [row["failure"] for row in rows] == [None] * 4
+    assert [row["unscored"] for row in rows] == ["no vault"] * 4
     assert (tmp_path / "found" / "offline").is_dir()
 
 
@@ -60,3 +61,15 @@ def test_what_cannot_be_attacked_is_one_sentence(small_run: Run, tmp_path: Path)
         attack_offline(tmp_path / "empty", PATCH_SOLVE, tmp_path, None, 1)
     with pytest.raises(NotGranted, match="'patch_solve' needs"):
         attack_offline(small_run.observations, PATCH_SOLVE, tmp_path, "A", 1)
+
+
+def test_an_attack_on_another_ones_update_says_why_it_is_not_scored(
+    small_run: Run, tmp_path: Path
+) -> None:
+    root = shutil.copytree(small_run.root, tmp_path / "run")
+    first, second = sorted((root / "vault" / "round-0001").glob("*.safetensors"))
+    shutil.copy(first, second)
+    path = root / "observations" / "round-0001" / f"{second.stem}.json"
+    (row,) = attack_offline(path, PATCH_SOLVE, tmp_path / "out", None, 1)
+    assert row["psnr"] is None
+    assert " is of client " in row["unscored"]

@@ -162,6 +162,39 @@ def test_a_bad_attack_fails_with_its_reason_while_the_others_go_on(
     assert second["verdict"] == "LEAKS"
 
 
+def test_an_attack_that_crashed_on_most_victims_is_incomplete(tmp_path: Path) -> None:
+    spec = small_spec("train.rounds=1", "train.clients_per_round=4")
+    spared = spec.cohort(1)[0]
+    bad = f"attacks=[{{name: 'tests.faults:CrashesBut', spared: {spared}}}]"
+    run = audit(small_spec("train.rounds=1", "train.clients_per_round=4", bad), tmp_path / "run")
+    first, guess = run.summary["verdicts"]
+    assert first["verdict"] == "INCOMPLETE"
+    assert (first["victims"], first["victims_of"]) == (1, 4)
+    assert "1 of 4 victims" in first["words"]
+    own = run.scores.query(f"attack == 'prior_only' and client == {spared}")["psnr"].mean()
+    assert first["baseline"]["psnr"] == pytest.approx(own)
+    assert guess["metrics"]["psnr"]["mean"] != pytest.approx(own)
+    assert "No conclusion: less was attacked than was asked for." in run.report.read_text()
+
+
+def test_an_attack_that_leaves_the_choice_to_the_truth_has_no_result(tmp_path: Path) -> None:
+    bad = "attacks=[{name: 'tests.faults:Hoards', pictures: 64, labels: 8}]"
+    run = audit(small_spec(bad, "audit.victims=1"), tmp_path / "run")
+    assert run.summary["verdicts"][0]["verdict"] == "NO RESULT"
+    assert "returned 64 pictures, and at most 1 stand" in run.summary["verdicts"][0]["words"]
+
+
+def test_the_baseline_may_have_a_title_and_stays_the_baseline(tmp_path: Path) -> None:
+    titled = "attacks=[{name: patch_solve}, {name: prior_only, title: a guess}]"
+    run = audit(small_spec(titled, "audit={victims: 1, trials: 2}"), tmp_path / "run")
+    verdicts = {entry["attack"]: entry["verdict"] for entry in run.summary["verdicts"]}
+    assert verdicts == {"patch_solve": "LEAKS", "a guess": "BASELINE"}
+    assert run.summary["baseline"] == "a guess"
+    assert run.summary["population"][0]["attack"] == "patch_solve"
+    assert run.summary["population"][0]["guess"] is not None
+    assert "<code>a guess</code>" in run.report.read_text()
+
+
 def test_an_attack_that_goes_for_the_vault_gets_nothing(tmp_path: Path) -> None:
     vault = tmp_path / "run" / "vault"
     burglar = f"attacks=[{{name: 'tests.faults:Burglar', vault: '{vault}'}}]"

@@ -9,7 +9,9 @@ from fedsim.bench.table import aggregate, as_markdown, by_cell, pareto
 from fedsim.core.metrics import METRICS
 
 
-def frames(scores: dict[tuple[str, int], list[float]]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def frames(
+    scores: dict[tuple[str, int], list[float]], asked: int = 1
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Pictures and outcomes of one cell: for each attack and seed, the PSNR of its pictures."""
     cost = {"accuracy": 0.5, "rounds_to_target": None, "bytes_a_round": 1024.0}
     cost |= {"upload_bytes": 1024.0, "round_seconds": 1.0, "epsilon": None}
@@ -17,7 +19,8 @@ def frames(scores: dict[tuple[str, int], list[float]]) -> tuple[pd.DataFrame, pd
     pictures, outcomes = [], []
     for (attack, seed), values in scores.items():
         own = {**same, "attack": attack, "seed": seed}
-        outcomes.append({**own, "verdict": "", **cost, "accuracy": 0.5 + 0.1 * seed})
+        about = {"baseline": attack == "a guess", "victims": len(values), "victims_of": asked}
+        outcomes.append({**own, **about, "verdict": "", **cost, "accuracy": 0.5 + 0.1 * seed})
         for client, psnr in enumerate(values):
             numbers = dict.fromkeys((*METRICS, "identified"))
             about = {"round": 1, "client": client, "trial": 0, "seconds": 1.0}
@@ -29,7 +32,7 @@ def frames(scores: dict[tuple[str, int], list[float]]) -> tuple[pd.DataFrame, pd
 
 def test_of_two_ways_the_stronger_counts_and_seeds_are_averaged() -> None:
     scores = {("a", 0): [10.0], ("a", 1): [20.0], ("a naive", 0): [30.0], ("a naive", 1): [20.0]}
-    table = aggregate(*frames({**scores, ("prior_only", 0): [99.0]}))
+    table = aggregate(*frames({**scores, ("a guess", 0): [99.0]}))
     assert len(table) == 1
     assert (table["psnr"][0], table["psnr_naive"][0], table["psnr_adaptive"][0]) == (25, 25, 15)
     assert (table["psnr_low"][0], table["psnr_high"][0]) == (20, 30)
@@ -37,6 +40,11 @@ def test_of_two_ways_the_stronger_counts_and_seeds_are_averaged() -> None:
     assert "55 % (50 to 60)" in as_markdown(table)
     (cell,) = by_cell(table)
     assert cell["front"]
+
+
+def test_a_cell_with_fewer_victims_than_were_asked_for_says_so() -> None:
+    table = aggregate(*frames({("a", 0): [12.0, 12.0, 12.0], ("b", 0): [12.0] * 4}, asked=4))
+    assert "| d | s | 12.0, 3 of 4 victims | 12.0 |" in as_markdown(table)
 
 
 def test_the_front_holds_what_nothing_beats_in_both() -> None:

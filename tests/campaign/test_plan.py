@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedsim.attacks.generators import create_generator, save_generator
 from fedsim.audit.stages import audit
-from fedsim.campaign.plan import labelled_attacks, prepare, victims
+from fedsim.campaign.plan import baseline_label, jobs_of, labelled_attacks, prepare, victims
 from fedsim.clients.dealing import PUBLIC, read_public, write_public
 from fedsim.core.errors import NotGranted, SpecError
-from fedsim.core.spec import load_spec
+from fedsim.core.run import Run
+from fedsim.core.spec import BASELINE, AuditSpec, Component, Spec, load_spec
 from tests.clients.conftest import without_data
 from tests.conftest import small_spec
 
@@ -94,3 +97,44 @@ def test_a_title_names_an_attack_in_the_tables() -> None:
     spec = load_spec({}, [f"attacks={attacks}"])
     assert [label for label, _ in labelled_attacks(spec)][:2] == ["no snap", "patch_solve"]
     assert spec.attacks[0].params == {"snap": False}
+
+
+@pytest.mark.parametrize(
+    ("titles", "labels"),
+    [
+        (["ig-2", "ig", "ig"], ["ig-2", "ig-3", "ig-4"]),
+        (["ig", "ig", "ig-2"], ["ig", "ig-2", "ig-2-2"]),
+        (["a-2", "a-3", "a", "a"], ["a-2", "a-3", "a-4", "a-5"]),
+    ],
+)
+def test_titles_that_look_like_numbered_ones_collide_with_none(
+    titles: list[str], labels: list[str]
+) -> None:
+    spec = Spec(attacks=[Component(name="patch_solve", title=title) for title in titles])
+    assert [label for label, _ in labelled_attacks(spec)] == [*labels, BASELINE]
+
+
+PARTS = st.sampled_from(["a", "a-2", "a-3", "a-2-2", "prior_only-2", None])
+
+
+@given(st.lists(PARTS, max_size=8), st.sampled_from(["x", "y:a", "y:prior_only", BASELINE]))
+@settings(max_examples=200, deadline=None)
+def test_every_label_is_given_once_and_that_of_the_baseline_to_it_alone(
+    titles: list[str | None], name: str
+) -> None:
+    spec = Spec(attacks=[Component(name=name, title=title) for title in titles])
+    labelled = labelled_attacks(spec)
+    assert len({label for label, _ in labelled}) == len(labelled)
+    assert sum(component.is_baseline for _, component in labelled) == 1
+    assert all(component.is_baseline for label, component in labelled if label == BASELINE)
+    assert dict(labelled)[baseline_label(spec)].is_baseline
+
+
+def test_the_baseline_is_tried_once_whatever_it_is_called() -> None:
+    attacks = [Component(name="x"), Component(name=BASELINE, title="a guess")]
+    spec = Spec(attacks=attacks, audit=AuditSpec(trials=3, victims=1))
+    jobs = jobs_of(Run("nowhere"), spec, victims(spec))
+    assert [(job.label, job.trial) for job in jobs] == [
+        *(("x", 0), ("x", 1), ("x", 2)),
+        ("a guess", 0),
+    ]

@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from fedsim.audit.stages import federate
 from fedsim.campaign.plan import prepare
 from fedsim.clients.app import ClientSide, evaluate_client, train_client
+from fedsim.core.observation import read_observation, recorded_checksum
+from fedsim.core.run import address_of, list_observations
 from fedsim.core.vault import Vault
 from fedsim.core.wire import Share
 from tests.clients.conftest import dealt, without_data
@@ -48,3 +50,15 @@ def test_test_accuracy_covers_the_test_set_exactly_once(tmp_path: Path) -> None:
     assert sum(part.examples for part in parts) == whole.examples
     assert right / whole.examples == pytest.approx(whole.accuracy)
     assert one.rounds["test_accuracy"][0] == pytest.approx(whole.accuracy)
+
+
+def test_a_truth_names_the_update_that_was_sent(tmp_path: Path) -> None:
+    small = "{layers: [1, 1, 1, 1], channels: [8, 8, 8, 8]}"
+    train = "train={rounds: 1, clients_per_round: 2, batch_size: 2, evaluate: false}"
+    spec = small_spec(f"model={{name: resnet18, options: {small}}}", train)
+    run = federate(spec, tmp_path / "run")
+    for path in list_observations(run.observations):
+        round_, client = address_of(path)
+        truth = Vault(run.vault).read(round_, client, recorded_checksum(path))
+        assert truth.update == recorded_checksum(path)
+        assert read_observation(path).update.buffers

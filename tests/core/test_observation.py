@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from safetensors.torch import load_file
 
 from fedsim.core.errors import ObservationError
 from fedsim.core.learning import Update
-from fedsim.core.observation import Public, read_observation, read_update, write_observation
+from fedsim.core.observation import (
+    Public,
+    read_observation,
+    read_update,
+    recorded_checksum,
+    recorded_pictures,
+    update_checksum,
+    write_observation,
+    write_weights,
+)
 from fedsim.core.run import Run, address_of, list_observations, observation_path
 from fedsim.core.spec import Spec, Upload
 from fedsim.core.vault import Vault
@@ -81,3 +91,40 @@ def test_an_observation_is_read_by_its_bare_name_beside_its_weights(
     found = read_observation(Path(path.name))
     assert found.checksum == expected.checksum
     assert found.weights.keys() == expected.weights.keys()
+
+
+@pytest.mark.parametrize(
+    ("train", "examples", "most"),
+    [
+        ({"batch_size": 4}, 400, 4),
+        ({"batch_size": 4, "upload": "delta"}, 400, 4),
+        ({"batch_size": 4, "upload": "delta", "local_steps": 3}, 400, 12),
+        ({"batch_size": 4, "upload": "delta", "local_epochs": 2}, 36, 18),
+        ({"batch_size": 4, "upload": "delta", "local_epochs": 2}, 1, 4),
+    ],
+)
+def test_what_is_public_bounds_the_pictures_behind_an_update(
+    tmp_path: Path, train: dict, examples: int, most: int
+) -> None:
+    public = Public.of(Spec.model_validate({"train": train}), num_classes=8)
+    update = Update(public.protocol.upload, {"a": torch.ones(2)}, num_examples=examples)
+    write_weights(tmp_path, 1, {"a": torch.zeros(2)})
+    write_observation(tmp_path, 1, 0, update, public)
+    path = observation_path(tmp_path, 1, 0).with_suffix(".json")
+    assert read_observation(path).pictures == recorded_pictures(path) == most
+    path.write_text("{}")
+    assert recorded_pictures(path) is None
+
+
+def test_a_client_knows_the_checksum_that_its_update_is_kept_under(tmp_path: Path) -> None:
+    tensors, buffers = {"a": torch.ones(2)}, {"norm.running_mean": torch.rand(3)}
+    update = Update(Upload.GRADIENT, tensors, buffers, num_examples=1)
+    write_observation(tmp_path, 1, 0, update, Public.of(Spec(), num_classes=8))
+    path = observation_path(tmp_path, 1, 0).with_suffix(".json")
+    assert recorded_checksum(path) == update_checksum(update)
+    for other in (
+        replace(update, buffers={}),
+        replace(update, buffers={"norm.running_mean": torch.zeros(3)}),
+        replace(update, tensors={"a": torch.zeros(2)}),
+    ):
+        assert update_checksum(other) != update_checksum(update)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.attacks import ATTACKS
 from fedsim.core.errors import SpecError
 from fedsim.core.learning import Update
-from fedsim.core.spec import Spec, Upload, load_spec
+from fedsim.core.spec import BASELINE, Component, Spec, Upload, load_spec
 from tests.conftest import small_spec
 
 
@@ -121,3 +122,32 @@ def test_every_path_of_a_spec_is_made_absolute(monkeypatch: pytest.MonkeyPatch, 
     paths += [threat.prior.checkpoint, threat.generator.checkpoint]
     assert [str(tmp_path / name) for name in ("data", "model.pth", "other")] == paths[:3]
     assert [str(tmp_path / name) for name in ("prior.pth", "generator.safetensors")] == paths[3:]
+
+
+@pytest.mark.parametrize(
+    "title",
+    ["", ".", "..", " ", "a/b", "../x", "a\\b", "a\nb", "a\0b", "x" * 201, "ü" * 101, "[red]"],
+)
+def test_a_title_that_cannot_name_a_folder_is_refused(title: str) -> None:
+    with pytest.raises(SpecError, match=r"attacks\.0: the title .* letters, digits") as caught:
+        load_spec({"attacks": [{"name": "patch_solve", "title": title}]})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "package.module:..", "package.module:a/b"])
+def test_a_name_that_leaves_the_folder_of_the_results_is_refused(name: str) -> None:
+    with pytest.raises(SpecError, match="is no name"):
+        load_spec({"attacks": [{"name": name}]})
+
+
+def test_the_title_of_the_baseline_is_its_own() -> None:
+    with pytest.raises(SpecError, match="the title 'prior_only' is that of the baseline"):
+        load_spec({"attacks": [{"name": "patch_solve", "title": "prior_only"}]})
+    own = load_spec({"attacks": [{"name": "prior_only", "title": "prior_only"}]})
+    assert own.attacks[0].is_baseline
+
+
+def test_the_baseline_is_known_by_its_class_under_every_path() -> None:
+    paths = (BASELINE, ATTACKS[BASELINE], ATTACKS[BASELINE].removeprefix("fedsim."))
+    assert [Component(name=path, title="a guess").is_baseline for path in paths] == [True] * 3
+    assert not Component(name="elsewhere:prior_only").is_baseline

@@ -41,6 +41,7 @@ from fedsim.federation.grids import InlineGrid
 from tests.conftest import small_spec
 from tests.deploy.conftest import alive, assert_none_alive
 from tests.layouts import make_tree
+from tests.staging import short_report
 
 SCORES = ["round", "client", "attack", "image", "mse", "psnr", "ssim", "label_true", "canary"]
 
@@ -244,6 +245,33 @@ def test_vaults_gathered_afterwards_give_the_same_scores(small_run: Run, tmp_pat
     assert result.exit_code == 0, result.output
     assert run.vault.stat().st_mode & 0o777 == 0o700
     pd.testing.assert_frame_equal(run.scores[SCORES], small_run.scores[SCORES])
+
+
+def test_vaults_gathered_again_are_matched_again(
+    small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.report.write_report", short_report)
+    run, vaults = _deployed_copy(small_run, tmp_path)
+    gather(run, vaults)
+    conclude(run)
+    assert run.summary["verdicts"][0]["verdict"] == "LEAKS"
+    for round_ in (1, 2):
+        one, other = sorted(tmp_path.glob(f"vault-*/round-000{round_}/*.safetensors"))
+        first, second = one.read_bytes(), other.read_bytes()
+        one.write_bytes(second)
+        other.write_bytes(first)
+    gather(run, vaults)
+    conclude(run)
+    assert run.summary["verdicts"][0]["verdict"] == "NO RESULT"
+    assert run.scores.empty
+    told = [event for event in run.events() if event["kind"] == "foreign_truth"]
+    assert len(told) == 4
+    shutil.rmtree(run.vault)
+    other_run = audit(small_spec("defenses=[{name: gaussian_noise, std: 0.1}]"), tmp_path / "other")
+    gather(run, [other_run.vault])
+    conclude(run)
+    assert run.scores.empty
+    assert "of another update than the one observed" in run.events()[-1]["message"]
 
 
 def test_vaults_that_are_none_or_say_the_same_are_refused(small_run: Run, tmp_path: Path) -> None:

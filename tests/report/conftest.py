@@ -17,6 +17,7 @@ from fedsim.core.files import write_json
 from fedsim.core.run import Run, observation_name
 from fedsim.core.spec import load_spec
 from fedsim.core.vault import Truth, Vault
+from fedsim.scoring.canary import Kept, computed_from, keep_canaries
 
 EXACT, CLOSE, BLIND, FAILS = 0.0, 0.1, 0.45, None
 
@@ -54,7 +55,7 @@ def make_run(
         )
         labels = torch.arange(batch) + client
         vault.write(round_, client, Truth(images, labels, [list(range(batch))], 0, []))
-    write_json(run.root / "canaries.json", {observation_name(r, c): canary for r, c in chosen})
+    keep_canaries(run.canaries, {observation_name(*at): _kept(run, at, canary) for at in chosen})
     for job in jobs_of(run, run.spec, chosen):
         noise = BLIND if job.label == BASELINE else attacks[job.label]
         if noise is None:
@@ -89,6 +90,12 @@ def make_run(
     run.write_table("rounds", pd.DataFrame(rows))
     conclude(run, seconds=12.0)
     return run
+
+
+def _kept(run: Run, at: tuple[int, int], error: float) -> Kept:
+    """A canary of an update that was never sent."""
+    path = run.observations / f"{observation_name(*at)}.json"
+    return Kept(error=error, of=computed_from(path, Vault(run.vault).read(*at), {}))
 
 
 class Page(HTMLParser):

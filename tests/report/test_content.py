@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from fedsim.audit.stages import conclude
+from fedsim.campaign.plan import jobs_of, victims
+from fedsim.core.files import write_json
 from fedsim.core.run import Run
 from fedsim.report import content
+from fedsim.report.pictures import COLOURS
 from tests.report.conftest import BLIND, CLOSE, EXACT, Page, make_run
 
 
@@ -54,6 +58,22 @@ def test_not_recovered_never_reads_as_safe(tmp_path: Path) -> None:
     assert "there is no accuracy" in text
 
 
+def test_less_than_was_asked_for_is_no_conclusion(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"blind": BLIND}, clients=4)
+    job = jobs_of(run, run.spec, victims(run.spec))[0]
+    job.result.unlink()
+    about = {"job": job.name, "attack": job.label, "kind": "crashed"}
+    write_json(job.failure, {**about, "reason": "no memory"})
+    conclude(run)
+    page = Page(run)
+    text = re.sub(r"\s+", " ", page.text)
+    assert "No conclusion: less was attacked than was asked for." in text
+    assert "By blind, 1 of 4 victims could not be scored." in text
+    assert "did not recover a picture" not in text
+    assert text.count("3 of 4 victims") == 2  # in its words and in the table
+    assert ".incomplete { --tone: var(--incomplete); }" in page.source
+
+
 def test_the_most_exposed_client_and_the_comparisons_are_told(tmp_path: Path) -> None:
     text = Page(make_run(tmp_path / "run", {"exact": EXACT, "close": CLOSE})).text
     assert "Who is exposed most" in text
@@ -71,3 +91,12 @@ def test_a_budget_without_noise_is_told_as_none_at_all() -> None:
     budget = {"defense": "dp_sgd", "epsilon": None, "delta": 1e-5, "protects": "one sample"}
     (told,) = content.privacy({"privacy": [budget]})
     assert "no epsilon at all" in told
+
+
+def test_every_verdict_has_a_rank_a_colour_and_a_sentence() -> None:
+    entry = {"attack": "a", "recovered": 1, "pictures": 2, "lacking": "x", "metrics": {"psnr": {}}}
+    entry["metrics"]["psnr"]["worst_case"] = 12.0
+    for verdict in content.RANK:
+        found = content.strongest({"verdicts": [{**entry, "verdict": verdict}], "threat": "C"})
+        assert (found.verdict, bool(found.sentence)) == (verdict, True)
+        assert verdict in COLOURS

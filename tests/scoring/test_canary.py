@@ -4,11 +4,15 @@ that fails on them has shown nothing, and the verdict must say so."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from torch import Tensor
 
@@ -16,12 +20,16 @@ import fedsim
 import fedsim.clients.app
 from fedsim.audit.stages import audit, conclude, federate
 from fedsim.clients.app import ClientSide
+from fedsim.core.files import read_json, read_tensors, save_tensors, write_json
 from fedsim.core.learning import Update
-from fedsim.core.run import Run, list_observations
+from fedsim.core.observation import Observation
+from fedsim.core.run import Run, list_observations, observation_name, truth_path
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Vault
-from fedsim.scoring.canary import CANARY_TOLERANCE
+from fedsim.scoring.canary import CANARY_TOLERANCE, check_canaries
+from fedsim.scoring.scores import columns
 from tests.conftest import small_spec
+from tests.staging import short_report
 
 WEAK = "attacks=[{name: inverting_gradients, steps: 2}]"  # so that no picture comes back
 
@@ -81,6 +89,19 @@ def stale_clients() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def clients_that_send(change: Callable[[Update], Update]) -> Iterator[None]:
+    """Clients that learn as announced and send something else."""
+    learn = fedsim.clients.app.learn
+
+    def otherwise(*args: Any, **options: Any) -> Update:
+        return change(learn(*args, **options))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedsim.clients.app, "learn", otherwise)
+        yield
+
+
 def verdict(run: Run) -> dict:
     return run.summary["verdicts"][0]
 
@@ -123,6 +144,127 @@ def test_the_canary_catches_a_stale_global_model(
     with stale_clients():
         run = audit(small_spec(WEAK, *TWO_ROUNDS), tmp_path / "run")
     assert_misspecified(run, control(TWO_ROUNDS))
+
+
+def _moved_mean(update: Update) -> Update:
+    name = next(name for name in update.buffers if name.endswith("running_mean"))
+    return replace(update, buffers={**update.buffers, name: update.buffers[name] + 0.01})
+
+
+def _one_more_batch(update: Update) -> Update:
+    name = next(name for name in update.buffers if name.endswith("num_batches_tracked"))
+    return replace(update, buffers={**update.buffers, name: update.buffers[name] + 1})
+
+
+LIES: dict[str, tuple[tuple[str, ...], Callable[[Update], Update]]] = {
+    "400 examples for one": (VIT, lambda update: replace(update, num_examples=400)),
+    "400 examples over several steps": (
+        SEVERAL_STEPS,
+        lambda update: replace(update, num_examples=400),
+    ),
+    "BatchNorm statistics of another batch": (CNN, _moved_mean),
+    "a batch more than there was": (CNN, _one_more_batch),
+    "no BatchNorm statistics": (CNN, lambda update: replace(update, buffers={})),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_the_canary_catches_clients_that_say(
+    lie: str, control: Callable[[tuple[str, ...]], Run], tmp_path: Path
+) -> None:
+    federation, change = LIES[lie]
+    with clients_that_send(change):
+        run = audit(small_spec(WEAK, *federation), tmp_path / "run")
+    assert_misspecified(run, control(federation))
+
+
+@pytest.fixture
+def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test that reads the summary alone."""
+    monkeypatch.setattr("fedsim.report.write_report", short_report)
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_a_canary_written_by_hand_is_computed_again(tmp_path: Path) -> None:
+    with clients_that_send(LIES["400 examples for one"][1]):
+        run = audit(small_spec(WEAK, *VIT), tmp_path / "run")
+    content = read_json(run.canaries)
+    for kept in content["canaries"].values():
+        kept["error"] = 0.0
+    write_json(run.canaries, content)
+    conclude(run)
+    assert verdict(run)["verdict"] == "MIS-SPECIFIED"
+    assert "canaries.json was altered" in run.events()[-1]["message"]
+    names = [observation_name(1, client) for client in run.spec.cohort(1)]
+    write_json(run.canaries, dict.fromkeys(names, 0.0))  # as an older version kept them
+    conclude(run)
+    assert verdict(run)["verdict"] == "MIS-SPECIFIED"
+
+
+def test_a_canary_is_computed_once_for_what_it_was_computed_from(
+    control: Callable[[tuple[str, ...]], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(shutil.copytree(control(VIT).root, tmp_path / "run"))
+    chosen = [(1, client) for client in run.spec.cohort(1)]
+    calls = list[str]()
+
+    def counted(observation: Observation, *rest: object) -> float:
+        calls.append(observation.name)
+        return 0.5
+
+    monkeypatch.setattr("fedsim.scoring.canary.canary", counted)
+    before = check_canaries(run, chosen)
+    assert not calls
+    path = run.observations / f"{observation_name(*chosen[0])}.json"
+    write_json(path, read_json(path) | {"loss": 0.25})
+    after = check_canaries(run, chosen)
+    assert calls == [observation_name(*chosen[0])]
+    assert after == {**before, calls[0]: 0.5}
+
+
+def swap(first: Path, second: Path) -> None:
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_truths_that_changed_places_are_told_and_never_a_miss(
+    control: Callable[[tuple[str, ...]], Run], tmp_path: Path
+) -> None:
+    honest = control(VIT)
+    run = Run(shutil.copytree(honest.root, tmp_path / "run"))
+    swap(*(truth_path(run.vault, 1, client) for client in run.spec.cohort(1)))
+    conclude(run)
+    assert verdict(run)["verdict"] == "NO RESULT"
+    assert run.scores.empty
+    told = [event["message"] for event in run.events() if event["kind"] == "foreign_truth"]
+    assert len(told) == 2
+    assert all(" is of client " in message for message in told)
+    audit(run.spec, run.root)
+    kept = [column for column in columns() if column != "seconds"]
+    pd.testing.assert_frame_equal(run.scores[kept], honest.scores[kept])
+    assert verdict(run)["verdict"] == verdict(honest)["verdict"]
+    assert any(event["kind"] == "mended" for event in run.events())
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_truths_that_do_not_say_whose_they_are_are_found_by_a_canary_of_their_own(
+    control: Callable[[tuple[str, ...]], Run], tmp_path: Path
+) -> None:
+    run = Run(shutil.copytree(control(VIT).root, tmp_path / "run"))
+    places = [truth_path(run.vault, 1, client) for client in run.spec.cohort(1)]
+    for place in places:  # as an older version wrote them
+        tensors, metadata = read_tensors(place)
+        about = json.loads(metadata["about"])
+        old = {key: about[key] for key in ("batches", "defense_seed", "trail", "stateful")}
+        save_tensors(place, tensors, {"about": json.dumps(old)})
+    audit(run.spec, run.root)
+    assert verdict(run)["verdict"] == verdict(control(VIT))["verdict"]
+    assert not run.events()
+    swap(*places)
+    audit(run.spec, run.root)
+    assert verdict(run)["verdict"] == "MIS-SPECIFIED"
 
 
 def test_one_client_that_strays_among_honest_ones_is_enough(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -116,6 +118,54 @@ def test_the_distance_of_two_updates_is_relative_to_the_one_observed() -> None:
     assert relative_error(Update("gradient", {"a": torch.ones(2)}), observed) == 1
     nothing = Update("gradient", {"a": torch.zeros(1)})
     assert relative_error(nothing, nothing) == 0
+
+
+def test_whatever_attacks_read_of_an_update_counts_in_the_distance() -> None:
+    tensors = {"a": torch.tensor([3.0, 4.0])}
+    buffers = {
+        "n.running_mean": torch.tensor([1e-3, 0.0]),
+        "n.running_var": torch.tensor([1e3, 1e3]),
+        "n.num_batches_tracked": torch.tensor(100_000),
+    }
+    observed = Update("delta", tensors, buffers, num_examples=4)
+
+    def apart(**other: torch.Tensor) -> float:
+        changed = {f"n.{name}": tensor for name, tensor in other.items()}
+        return relative_error(replace(observed, buffers=buffers | changed), observed)
+
+    assert relative_error(observed, observed) == 0
+    assert relative_error(replace(observed, num_examples=400), observed) == 1
+    assert relative_error(replace(observed, kind="gradient"), observed) == 1
+    assert relative_error(replace(observed, buffers={}), observed) == 1
+    assert relative_error(replace(observed, tensors={"a": torch.ones(1)}), observed) == 1
+    assert apart(running_mean=torch.tensor([2e-3, 0.0])) == pytest.approx(1.0)
+    assert apart(running_var=torch.tensor([1e3, 1.1e3])) > 0.05
+    assert apart(num_batches_tracked=torch.tensor(100_001)) == 1
+    assert math.isnan(apart(running_mean=torch.tensor([float("nan"), 0.0])))
+
+
+def test_a_result_of_another_observation_is_told_and_not_scored(run: Run) -> None:
+    first, second = jobs(run)[:2]
+    shutil.copy(first.result, second.result)
+    scores = score_jobs(run, jobs(run))
+    assert len(scores) == len(run.scores) - 1
+    (event,) = [event for event in run.events() if event["kind"] == "not_scored"]
+    assert "made from another update than the one observed" in event["message"]
+
+
+def test_a_result_with_more_guesses_than_pictures_is_not_scored(run: Run) -> None:
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    for many in (
+        Reconstruction(torch.cat([images, images])),
+        Reconstruction(images, labels=torch.arange(8)),
+    ):
+        assert score_jobs(run, [made(run, images, [1, 2], many)]).empty
+        assert "at most 2 stand behind the update" in run.events()[-1]["message"]
+    job = jobs(run)[0]  # of an observation that says how many there are: one
+    found = Reconstruction.load(job.result)
+    replace(found, images=found.images.repeat(3, 1, 1, 1)).save(job.result)
+    assert score_jobs(run, [job]).empty
+    assert "returned 3 pictures, and at most 1 stand" in run.events()[-1]["message"]
 
 
 def test_failures_come_with_their_reasons_even_where_the_file_is_damaged(run: Run) -> None:

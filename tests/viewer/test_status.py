@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -126,3 +127,14 @@ def test_a_half_written_table_or_event_does_not_break_a_run_at_work(
     page = look(create_app([root], TOKEN), f"/runs/{run.place.key}")
     assert page.status_code == 200
     assert name in text(page) or content == b"round,cli"
+
+
+def test_a_baseline_is_known_by_what_the_summary_says(shelf: Path) -> None:
+    path = shelf / "done" / "summary.json"
+    summary = json.loads(path.read_text())
+    assert summary["baseline"] == "prior_only"
+    path.write_text(json.dumps({**summary, "baseline": "patch_solve"}))
+    assert [outcome.attack for outcome in stands(shelf).verdicts] == ["prior_only"]
+    del summary["baseline"]  # as older versions wrote it
+    path.write_text(json.dumps(summary))
+    assert [outcome.attack for outcome in stands(shelf).verdicts] == ["patch_solve"]
