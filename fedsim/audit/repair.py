@@ -1,9 +1,10 @@
 """Repair: what a kill or a bad disk did to a run, found and set right before the run goes on.
 
 Whatever can be computed again is thrown away and done again. A round whose observation, truth or
-client state is damaged is redone from the weights that were sent in it: clients draw everything
-from the spec's seed, so they do the same again. A result names by checksum the observation it was
-made from, and is thrown away where that has changed.
+client state is damaged is redone from the weights that were sent in it: simulated clients draw
+everything from the spec's seed, so they do the same again. A result names by checksum the
+observation it was made from, and is thrown away where that has changed. Only a vault whose key is
+elsewhere is left for its owner to decide about.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from fedsim.campaign.jobs import Job
 from fedsim.campaign.plan import observed_rounds
 from fedsim.core.attack import Reconstruction
-from fedsim.core.errors import DamagedError, FedsimError, RunError
+from fedsim.core.errors import DamagedError, FedsimError, MissingKeyError, RunError
 from fedsim.core.files import UNFINISHED, read_json, read_tensors
 from fedsim.core.observation import check_observation, read_weights, recorded_checksum
 from fedsim.core.run import Run, observation_name, weights_path
@@ -78,6 +79,11 @@ def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
                 Vault(run.vault).check(round_, client)
                 if round_ in observed:
                     check_observation(run.observations / f"{observation_name(round_, client)}.json")
+        except MissingKeyError as error:
+            raise MissingKeyError(
+                f"{str(error).removesuffix('.')}; where it is lost, delete the vault and the rounds "
+                f"are done again."
+            ) from error
         except FedsimError as error:
             return round_, str(error)
     return None

@@ -50,6 +50,10 @@ class VaultError(RunError):
     """The vault cannot be written or read: trouble of whoever keeps it, not of the training."""
 
 
+class MissingKeyError(VaultError):
+    """A vault is encrypted and its key is not here."""
+
+
 class DamagedError(FedsimError):
     """A file is not what was written: cut short, overwritten or altered."""
 
