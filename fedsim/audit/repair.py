@@ -80,9 +80,9 @@ def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
                 if round_ in observed:
                     check_observation(run.observations / f"{observation_name(round_, client)}.json")
         except MissingKeyError as error:
+            words = str(error).removesuffix(".")
             raise MissingKeyError(
-                f"{str(error).removesuffix('.')}; where it is lost, delete the vault and the rounds "
-                f"are done again."
+                f"{words}; where it is lost, delete the vault and the rounds are done again."
             ) from error
         except FedsimError as error:
             return round_, str(error)

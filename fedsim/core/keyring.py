@@ -81,12 +81,14 @@ class Keyring:
     def own(self) -> Key:
         """The key that the vault is written under; made when it is first asked for."""
         if self.key is None:
-            self.key = self._known() or self._recovered() or self._made()
+            self.key = self._present() or self._made()
+            if self.key.name != self._said():
+                self._say(self.key)
         return self.key
 
     def require(self) -> None:
-        """Raise where the vault says which key opens it, and that key is not here."""
-        self._known()
+        """Raise where what lies in the vault cannot be opened for want of its key."""
+        self._present()
 
     def of(self, content: bytes) -> Key | None:
         """The key that a file of the vault lies under; None for a file that is not encrypted."""
@@ -99,22 +101,29 @@ class Keyring:
             raise self._missing(name)
         raise DamagedError("it says that it lies under a key that nobody has.")
 
-    def _known(self) -> Key | None:
-        """The key that the vault says it has; None where it says nothing, or nonsense."""
-        if self.key is not None or (name := self._said()) is None:
+    def _present(self) -> Key | None:
+        """The key that the vault says it has; where that is none, one that its files name."""
+        if self.key is not None:
             return self.key
-        if key := self._found(name):
+        said = self._said()
+        if said and (key := self._found(said)):
             return key
-        raise self._missing(name)
+        names = self._names()
+        for name in names:
+            if key := self._found(name):
+                return key
+        if said in names:
+            raise self._missing(said)
+        return None
 
-    def _recovered(self) -> Key | None:
-        """The key of the files that are there, where the vault does not say it any more."""
+    def _names(self) -> list[str]:
+        """The names of the keys that the vault's files lie under."""
+        names = dict[str, None]()
         for path in sorted(self.vault.glob("round-*/*.safetensors")):
             with suppress(OSError), path.open("rb") as file:
-                name = key_name(file.read(len(_MARK) + _NAME))
-                if name and (key := self._found(name)):
-                    return self._say(key)
-        return None
+                if name := key_name(file.read(len(_MARK) + _NAME)):
+                    names[name] = None
+        return list(names)
 
     def _made(self) -> Key:
         refuse_attacks()
@@ -127,7 +136,7 @@ class Keyring:
                 f"the key of a vault cannot be kept in '{folder}': {error.strerror}; name another "
                 f"folder in {VARIABLE}."
             ) from error
-        return self._say(key)
+        return key
 
     def _found(self, name: str) -> Key | None:
         refuse_attacks()
@@ -148,14 +157,13 @@ class Keyring:
         except (OSError, ValueError):
             return None
 
-    def _say(self, key: Key) -> Key:
+    def _say(self, key: Key) -> None:
         try:
             self.vault.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.vault.chmod(0o700)
             write_atomically(vault_key_path(self.vault), f"{key.name}\n".encode(), 0o600)
         except OSError as error:
             raise VaultError(f"the vault cannot be written: {error.strerror}.") from error
-        return key
 
     def _missing(self, name: str) -> MissingKeyError:
         folder = (*self.folders, *key_folders())[0]
