@@ -56,13 +56,26 @@ def _mend_rounds(run: Run, spec: Spec) -> None:
         run.checkpoint.unlink()
         run.note("mended", "the checkpoint was damaged; all rounds are done again")
         return
-    damage = None if run.deployed else _first_damage(run, spec, len(checkpoint.rows))
+    damage = None
+    if not run.deployed:
+        _require_key(run)
+        damage = _first_damage(run, spec, len(checkpoint.rows))
     if damage is not None:
         round_, why = damage
         start = _redo(run, spec, checkpoint, round_)
         run.note("mended", f"the rounds from {start} on are done again: {why}")
     elif checkpoint.rows:
         write_rounds(run, checkpoint.rows)
+
+
+def _require_key(run: Run) -> None:
+    try:
+        Vault(run.vault).keys.require()
+    except MissingKeyError as error:
+        words = str(error).removesuffix(".")
+        raise MissingKeyError(
+            f"{words}; where it is lost, delete the vault and the rounds are done again."
+        ) from error
 
 
 def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
@@ -79,11 +92,6 @@ def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
                 Vault(run.vault).check(round_, client)
                 if round_ in observed:
                     check_observation(run.observations / f"{observation_name(round_, client)}.json")
-        except MissingKeyError as error:
-            words = str(error).removesuffix(".")
-            raise MissingKeyError(
-                f"{words}; where it is lost, delete the vault and the rounds are done again."
-            ) from error
         except FedsimError as error:
             return round_, str(error)
     return None

@@ -112,8 +112,8 @@ class Keyring:
         for name in names:
             if key := self._found(name):
                 return key
-        if said in names:
-            raise self._missing(said)
+        if names:
+            raise self._missing(said if said in names else names[0])
         return None
 
     def _names(self) -> list[str]:
