@@ -81,10 +81,14 @@ class Keyring:
     def own(self) -> Key:
         """The key that the vault is written under; made when it is first asked for."""
         if self.key is None:
-            self.key = self._present() or self._made()
-            if self.key.name != self._said():
-                self._say(self.key)
+            self.key = self.mend() or self._say(self._made())
         return self.key
+
+    def mend(self) -> Key | None:
+        """The key that what lies in the vault was locked with, said again where the vault does not
+        say it any more; None where nothing is."""
+        key = self._present()
+        return key if key is None or key.name == self._said() else self._say(key)
 
     def require(self) -> None:
         """Raise where what lies in the vault cannot be opened for want of its key."""
@@ -157,13 +161,14 @@ class Keyring:
         except (OSError, ValueError):
             return None
 
-    def _say(self, key: Key) -> None:
+    def _say(self, key: Key) -> Key:
         try:
             self.vault.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.vault.chmod(0o700)
             write_atomically(vault_key_path(self.vault), f"{key.name}\n".encode(), 0o600)
         except OSError as error:
             raise VaultError(f"the vault cannot be written: {error.strerror}.") from error
+        return key
 
     def _missing(self, name: str) -> MissingKeyError:
         folder = (*self.folders, *key_folders())[0]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import _thread
 import contextvars
 import multiprocessing
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fedsim.core.errors import NotGranted
-from fedsim.core.seal import is_sealed, refuse_attacks, sealed
+from fedsim.core.seal import is_sealed, refuse_attacks, seal_process, sealed
 
 
 def by_thread() -> bool:
@@ -79,13 +77,18 @@ def by_empty_context() -> bool:
     return contextvars.Context().run(is_sealed)
 
 
-def by_fork() -> bool:
+def forked(look: Callable[[], bool]) -> bool:
+    """What a copy of this process finds."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=lambda: theirs.send(is_sealed()))
+    process = context.Process(target=lambda: theirs.send(look()))
     process.start()
     process.join()
     return bool(ours.recv())
+
+
+def by_fork() -> bool:
+    return forked(is_sealed)
 
 
 WAYS = [
@@ -159,15 +162,15 @@ def test_a_seal_in_a_seal_opens_nothing() -> None:
 
 
 def test_a_process_for_attacks_is_sealed_as_a_whole() -> None:
-    code = (
-        "import threading, time\n"
-        "from fedsim.core.seal import is_sealed, seal_process\n"
-        "go, found = threading.Event(), []\n"
-        "early = threading.Thread(target=lambda: (go.wait(), found.append(is_sealed())))\n"
-        "early.start()\n"
-        "seal_process()\n"
-        "go.set(); early.join()\n"
-        "print(found, is_sealed())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[True] True"
+    def look() -> bool:
+        go, found = threading.Event(), list[bool]()
+        early = threading.Thread(target=lambda: (go.wait(), found.append(is_sealed())))
+        early.start()
+        before = is_sealed()
+        seal_process()
+        go.set()
+        early.join()
+        return not before and is_sealed() and by_thread() and found == [True]
+
+    assert forked(look)
+    assert not is_sealed()

@@ -20,8 +20,15 @@ from fedsim.core.run import Run, truth_path
 from fedsim.core.vault import Vault
 from fedsim.deploy.scorer import gather
 from tests.deploy.conftest import deployed_copy, snapshot
+from tests.staging import short_report
 
 SCORES = ["round", "client", "attack", "image", "mse", "psnr", "ssim", "label_true", "canary"]
+
+
+@pytest.fixture(autouse=True)
+def _quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is one more file, and most of the time; its own tests read it."""
+    monkeypatch.setattr("fedsim.report.write_report", short_report)
 
 
 def score(run: Run, vaults: list[Path], output: Path) -> None:
