@@ -384,7 +384,7 @@ def test_truths_that_changed_places_are_made_again(rich_run: Run, tmp_path: Path
     two.write_bytes(held)
     run.canaries.unlink()
     assert_same(resumed(run.root), rich_run)
-    assert [event["kind"] for event in run.events()] == ["mended"]
+    assert "mended" in [event["kind"] for event in run.events()]
 
 
 def test_a_run_whose_vault_is_not_encrypted_goes_on(rich_run: Run, tmp_path: Path) -> None:
