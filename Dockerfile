@@ -9,7 +9,7 @@ RUN useradd --create-home --uid 10001 fedsim \
     && python -m venv /opt/venv \
     # A named volume takes the owner of the folder that it is first mounted on.
     && for folder in keys/shared keys/server keys/ray keys/node-0 keys/node-1 keys/node-2 keys/node-3 \
-        runs vault vaults/0 vaults/1 vaults/2 vaults/3 \
+        runs vault vaults/0 vaults/1 vaults/2 vaults/3 scored \
         shards/0 shards/1 shards/2 shards/3 shards/server data public; do mkdir -p "/srv/$folder"; done \
     && chown -R fedsim:fedsim /srv
 WORKDIR /opt/fedsim

@@ -13,12 +13,13 @@ if __name__ != "fedsim.clients":
     raise ModuleNotFoundError("import fedsim.clients: it is a part of fedsim.", name=__name__)
 
 if TYPE_CHECKING:
-    from fedsim.clients.app import ClientSide, make_client_app
+    from fedsim.clients.app import ClientSide, DeployedSide, make_client_app
     from fedsim.clients.dealing import deal, open_holding, read_public, write_public
     from fedsim.clients.shards import Holding, check_shards, draw_batches, images_of, shards_of
 
 __all__ = [
     "ClientSide",
+    "DeployedSide",
     "Holding",
     "check_shards",
     "deal",
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "app": ("ClientSide", "make_client_app"),
+    "app": ("ClientSide", "DeployedSide", "make_client_app"),
     "dealing": ("deal", "open_holding", "read_public", "write_public"),
     "shards": ("Holding", "check_shards", "draw_batches", "images_of", "shards_of"),
 }

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.clients.dealing import open_holding
-from fedsim.clients.shards import Holding, draw_batches, simulated_holding
+from fedsim.clients.shards import Drawn, Holding, draw_batches, simulated_holding
 from fedsim.core import wire
+from fedsim.core.coin import coin_of, drawn_secret, training_seed
 from fedsim.core.defense import Defense
 from fedsim.core.device import resolve_device, threads
 from fedsim.core.errors import VaultError
+from fedsim.core.keyring import Key
 from fedsim.core.learning import Protocol, Trail, Update, batchnorm_buffers, learn, recall
 from fedsim.core.models import build_architecture
 from fedsim.core.observation import update_checksum
@@ -30,16 +32,50 @@ from fedsim.defenses.applied import declared, prepared
 @dataclass(frozen=True)
 class ClientSide:
     """What a client has of its own: how it trains and defends itself, its vault, and the folder
-    that was dealt to it; without one it takes its share of the spec's data set."""
+    that was dealt to it; without one it takes its share of the spec's data set.
+
+    This one is simulated: its batches and its secrets come from the spec's seed, so that a run can
+    be repeated, and the ``key`` of its vault is handed to it.
+    """
 
     spec: Spec
     vault: Path
     data: Path | None = None
+    key: Key | None = None
+
+    def opened(self) -> Vault:
+        """The client's vault."""
+        return Vault(self.vault, self.key)
+
+    def secret(self, round_: int, client: int) -> int:
+        """What the client's defenses draw by in a round; it stays on the client's side."""
+        return seed_from(f"client {client} round {round_} seed {self.spec.seed}")
+
+    def drawn(self, round_: int, client: int, holding: Holding, secret: int) -> list[Drawn]:
+        """The batches of a round."""
+        return draw_batches(self.spec, round_, client, holding)
 
     def holding(self, client: int) -> Holding:
         if self.data is None:
             return simulated_holding(self.spec, client)
         return open_holding(self.data, self.spec, client)
+
+
+@dataclass(frozen=True)
+class DeployedSide(ClientSide):
+    """A client on a machine of its own, whose server holds the spec and its seed: it draws its
+    secret there, and its batches by it, and makes the key of its vault itself, in ``keys``."""
+
+    keys: Path | None = None
+
+    def opened(self) -> Vault:
+        return Vault(self.vault, self.key, [self.keys] if self.keys else None)
+
+    def secret(self, round_: int, client: int) -> int:
+        return drawn_secret()
+
+    def drawn(self, round_: int, client: int, holding: Holding, secret: int) -> list[Drawn]:
+        return draw_batches(self.spec, round_, client, holding, secret)
 
 
 def make_client_app(side_of: Callable[[Context], ClientSide]) -> ClientApp:
@@ -86,7 +122,7 @@ def _or_fault(answer: Callable[[], RecordDict]) -> RecordDict:
 
 def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, Tensor]) -> Update:
     """One client's work in one round; what it learned from goes into its vault."""
-    spec, vault = side.spec, Vault(side.vault)
+    spec, vault = side.spec, side.opened()
     device = resolve_device(spec.engine.device)
     cohort = spec.cohort(round_)
     stored = vault.read_state(round_, client)
@@ -97,15 +133,15 @@ def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, 
     trail = Trail()
     holding = side.holding(client)
     model = _model(spec, holding, stored, weights, defenses, trail).to(device)
-    drawn = draw_batches(spec, round_, client, holding)
-    secret = _secret(spec.seed, client, round_)
+    secret = side.secret(round_, client)
+    drawn = side.drawn(round_, client, holding, secret)
     update = learn(
         model,
         [(images.to(device), labels.to(device)) for _, (images, labels) in drawn],
         Protocol.of(spec.train, spec.data),
         defenses=defenses,
-        rng=torch.Generator().manual_seed(secret),
-        seed=secret,
+        rng=coin_of(secret),
+        seed=training_seed(secret),
         trail=trail,
     )
     images, labels, layout = distinct(drawn)
@@ -129,7 +165,7 @@ def evaluate_client(
     spec = side.spec
     device = resolve_device(spec.engine.device)
     defenses = declared(spec.defenses)
-    stored = Vault(side.vault).read_state(round_ + 1, client)
+    stored = side.opened().read_state(round_ + 1, client)
     holding = side.holding(client)
     model = _model(spec, holding, stored, weights, defenses, Trail()).to(device).eval()
     protocol = Protocol.of(spec.train, spec.data)
@@ -173,8 +209,3 @@ def _model(
 def _trained(model: nn.Module) -> dict[str, Tensor]:
     """What is trained, as a payload whose digest changes with its names and shapes."""
     return {n: torch.tensor(p.shape) for n, p in model.named_parameters() if p.requires_grad}
-
-
-def _secret(seed: int, client: int, round_: int) -> int:
-    """The client's seed of the round; it stays on the client's side."""
-    return seed_from(f"client {client} round {round_} seed {seed}")

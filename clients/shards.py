@@ -18,6 +18,8 @@ from fedsim.core.learning import Batch
 from fedsim.core.spec import DataSpec, Spec, TrainSpec
 from fedsim.defenses.applied import declared
 
+Drawn = tuple[list[int], Batch]  # one step: where its samples are in the data set, and they
+
 
 @functools.lru_cache(maxsize=4)
 def images_of(data: DataSpec, split: str) -> Remembered:
@@ -60,15 +62,20 @@ def simulated_holding(spec: Spec, client: int) -> Holding:
 
 
 def draw_batches(
-    spec: Spec, round_: int, client: int, held: Holding | None = None
-) -> list[tuple[list[int], Batch]]:
+    spec: Spec,
+    round_: int,
+    client: int,
+    held: Holding | None = None,
+    secret: int | None = None,
+) -> list[Drawn]:
     """What a client learns from in a round: sample indices and (images, labels) for each step.
 
-    The draw depends on seed, client and round alone, so every engine draws the same. A client that
-    holds nothing of its own draws from its share of the spec's data set.
+    The draw depends on seed, client and round alone, so every engine draws the same; or on the
+    client's ``secret`` alone, where it has one of its own. A client that holds nothing of its own
+    draws from its share of the spec's data set.
     """
     held = held or simulated_holding(spec, client)
-    coin = np.random.default_rng([spec.seed, client, round_])
+    coin = np.random.default_rng([spec.seed, client, round_] if secret is None else secret)
     batches = []
     defenses, labels = declared(spec.defenses), held.own.labels
     for drawn in _steps(np.arange(len(labels)), spec.train, coin):

@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from fedsim.core.defense import Defense, Informed
+from fedsim.core.learning import Update
 from fedsim.core.models import build_architecture
-from fedsim.core.observation import Observation, Public
+from fedsim.core.observation import Public
 from fedsim.core.spec import Component, ModelSpec
 from fedsim.defenses import create_defenses
 
@@ -29,18 +30,28 @@ def prepared(model: nn.Module, defenses: Iterable[Defense]) -> nn.Module:
 
 def announced(public: Public) -> nn.Module:
     """The architecture the federation agreed on, without weights, declared defenses included."""
+    return built(public.architecture, public.num_classes, public.image_size, public.defenses)
+
+
+def built(
+    architecture: Mapping[str, Any],
+    num_classes: int,
+    image_size: int,
+    defenses: Iterable[Component | Mapping[str, Any]],
+) -> nn.Module:
+    """A model as these defenses leave it, from what an observation makes public of it."""
     model = build_architecture(
-        ModelSpec.model_validate(public.architecture),
-        image_size=public.image_size,
-        num_classes=public.num_classes,
+        ModelSpec.model_validate(architecture), image_size=image_size, num_classes=num_classes
     )
-    return prepared(model, declared(public.defenses))
+    return prepared(model, declared(defenses))
 
 
-def countered(observation: Observation, model: nn.Module) -> Informed:
+def countered(
+    update: Update, defenses: Iterable[Component | Mapping[str, Any]], model: nn.Module
+) -> Informed:
     """The update after every declared defense was countered, the last one first."""
-    informed = Informed(observation.update)
-    for defense in reversed(declared(observation.public.defenses)):
+    informed = Informed(update)
+    for defense in reversed(declared(defenses)):
         informed = defense.counter(informed, model)
     return informed
 

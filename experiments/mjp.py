@@ -116,7 +116,7 @@ def _mask(run: Run, spec: Spec, round_: int, client: int) -> Tensor:
     truth = Vault(run.vault).read(round_, client)
     public = read_observation(observation_path(run.observations, round_, client))
     model = announced(public.public)
-    rng = torch.Generator().manual_seed(truth.defense_seed)
+    rng = truth.coin()
     (defense,) = declared(public.public.defenses)
     defense.at_round(round_, client, spec.cohort(round_)).protect_batch(
         truth.images, truth.labels, model, rng

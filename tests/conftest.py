@@ -33,9 +33,11 @@ def small_spec(*overrides: str) -> Spec:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test reads or fills the user's own cache, and none finds weights but those that ask."""
+    """No test reads or fills the user's own cache or keeps keys there, and none finds weights but
+    those that ask."""
     os.environ["FEDSIM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["FEDSIM_WEIGHTS"] = str(tmp_path_factory.mktemp("weights"))
+    os.environ["FEDSIM_VAULT_KEYS"] = str(tmp_path_factory.mktemp("keys"))
 
 
 @pytest.fixture

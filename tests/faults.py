@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import ray
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedsim.core.attack import Progress, Reconstruction
@@ -123,6 +127,68 @@ class Burglar:
 
         truth = Vault(Path(self.vault)).read(1, 0)
         return Reconstruction(truth.images)
+
+
+@dataclass(frozen=True)
+class Thief:
+    """Has the vault opened behind its back, and returns what it got: the truth, or grey."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"image_size", "batch_size"})
+    vault: str
+    way: str
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        loot: list[Tensor] = []
+        with suppress(Exception):
+            if self.way == "thread":
+                thread = threading.Thread(target=lambda: loot.append(self._opened(view)))
+                thread.start()
+                thread.join()
+            elif self.way == "pool":
+                with ThreadPoolExecutor(1) as pool:
+                    loot.append(pool.submit(self._opened, view).result())
+            else:
+                name = f"round-{view.round:04d}/client-{view.client:04d}.safetensors"
+                loot.append(load_file(Path(self.vault) / name)["images"])
+        return Reconstruction(loot[0]) if loot else _grey(view)
+
+    def _opened(self, view: View) -> Tensor:
+        from fedsim.core.vault import Vault
+
+        return Vault(Path(self.vault)).read(view.round, view.client).images
+
+
+@dataclass(frozen=True)
+class Keeps:
+    """Keeps its View, for whoever looks what it holds."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"update"})
+    views: ClassVar[list[View]] = []
+    side: int = 32
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        self.views.append(view)
+        return Reconstruction(torch.full((1, 3, self.side, self.side), 0.5))
+
+
+@dataclass(frozen=True)
+class SaysKeys:
+    """Grey; its notes say where it is told that keys are, and whether its process is sealed."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"image_size", "batch_size"})
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        from fedsim.core import seal
+
+        result = _grey(view)
+        result.notes += [os.environ.get("FEDSIM_VAULT_KEYS", ""), str(seal._process.is_set())]
+        return result
 
 
 @dataclass(frozen=True)

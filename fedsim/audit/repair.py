@@ -2,8 +2,9 @@
 
 Whatever can be computed again is thrown away and done again. A round whose observation, truth or
 client state is damaged, or lies in another one's place, is redone from the weights that were sent
-in it: clients draw everything from the spec's seed, so they do the same again. A result names by
-checksum the observation it was made from, and is thrown away where that has changed.
+in it: simulated clients draw everything from the spec's seed, so they do the same again. A result
+names by checksum the observation it was made from, and is thrown away where that has changed. Only
+a vault whose key is elsewhere is left for its owner to decide about.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from fedsim.campaign.jobs import Job
 from fedsim.campaign.plan import observed_rounds
 from fedsim.core.attack import Reconstruction
-from fedsim.core.errors import DamagedError, FedsimError, RunError
+from fedsim.core.errors import DamagedError, FedsimError, MissingKeyError, RunError
 from fedsim.core.files import UNFINISHED, read_json, read_tensors
 from fedsim.core.observation import check_observation, read_weights, recorded_checksum
 from fedsim.core.run import Run, observation_name, weights_path
@@ -55,13 +56,27 @@ def _mend_rounds(run: Run, spec: Spec) -> None:
         run.checkpoint.unlink()
         run.note("mended", "the checkpoint was damaged; all rounds are done again")
         return
-    damage = None if run.deployed else _first_damage(run, spec, len(checkpoint.rows))
+    damage = None
+    if not run.deployed:
+        _mend_key(run)
+        damage = _first_damage(run, spec, len(checkpoint.rows))
     if damage is not None:
         round_, why = damage
         start = _redo(run, spec, checkpoint, round_)
         run.note("mended", f"the rounds from {start} on are done again: {why}")
     elif checkpoint.rows:
         write_rounds(run, checkpoint.rows)
+
+
+def _mend_key(run: Run) -> None:
+    """Have the vault say which key opens it; where that is elsewhere, its owner decides."""
+    try:
+        Vault(run.vault).keys.mend()
+    except MissingKeyError as error:
+        words = str(error).removesuffix(".")
+        raise MissingKeyError(
+            f"{words}; where it is lost, delete the vault and the rounds are done again."
+        ) from error
 
 
 def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:

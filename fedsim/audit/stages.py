@@ -39,6 +39,7 @@ from fedsim.core.metrics import METRICS
 from fedsim.core.observation import is_finite
 from fedsim.core.run import Run, address_of, list_lessons, list_observations
 from fedsim.core.spec import Spec
+from fedsim.core.vault import Vault
 from fedsim.federation.aggregation import create_strategy
 from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.federation.engines import run_federation
@@ -134,8 +135,9 @@ def conclude(
     if run.deployed and not run.vault.is_dir():
         raise RunError(
             f"the truth of '{run.root}' is with its clients; gather their vaults: fedsim score "
-            f"{run.root} --vault DIR --vault DIR."
+            f"{run.root} --vault DIR --vault DIR -o DIR."
         )
+    Vault(run.vault).keys.require()
     spec = run.spec
     jobs = jobs_of(run, spec, victims(spec))
     with (watch or Silent()).scoring():

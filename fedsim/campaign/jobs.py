@@ -5,9 +5,10 @@ What a job is, where its result goes, what it is handed, and how it is done here
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +35,6 @@ from fedsim.core.knowledge import (
     Traffic,
     View,
     granted_by,
-    sealed,
 )
 from fedsim.core.notebook import Notebook
 from fedsim.core.observation import Observation, is_finite, read_observation
@@ -49,9 +49,10 @@ from fedsim.core.run import (
     observation_path,
     result_path,
 )
+from fedsim.core.seal import sealed
 from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Component, ThreatSpec
-from fedsim.defenses.applied import announced, countered
+from fedsim.defenses.applied import announced, built, countered
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,18 @@ class Handout:
     def granted(self) -> frozenset[str]:
         return granted_by(self.threat)
 
+    def blank(self) -> Handout:
+        """Without the run's seed, from which simulated clients draw their secrets: a View may hold
+        this one."""
+        surrogate = self.surrogate if "surrogate" in self.granted else None
+        return replace(self, seed=0, surrogate=surrogate)
+
 
 def traffic_of(
     observations: Path, handout: Handout, until: int, seed: int, ledger: list[str] | None = None
 ) -> Traffic:
     """The observations of all rounds up to ``until``, without those that are not finite."""
+    handout = handout.blank()
     paths = [path for path in list_observations(observations) if address_of(path)[0] <= until]
     addresses = tuple(address_of(path) for path in paths if is_finite(path))
 
@@ -171,7 +179,7 @@ def _view(
     return View(
         observation,
         handout.granted,
-        Announced(partial(announced, observation.public), partial(countered, observation)),
+        _announced(observation, handout.granted),
         assets=Assets(
             handout.surrogate,
             partial(load_prior, prior) if prior is not None else None,
@@ -180,6 +188,19 @@ def _view(
         secrets=secrets,
         traffic=traffic,
         desk=desk,
+    )
+
+
+def _announced(observation: Observation, granted: frozenset[str]) -> Announced:
+    """What the federation agreed on, without what is not granted: whoever knows the architecture
+    but not the defenses gets the model they leave, and not how it was made."""
+    public, defenses = observation.public, observation.public.defenses
+    if defenses and "defenses" not in granted:
+        model = announced(public) if "architecture" in granted else None
+        return Announced(partial(copy.deepcopy, model))
+    parts = public.architecture, public.num_classes, public.image_size
+    return Announced(
+        partial(built, *parts, defenses), partial(countered, observation.update, defenses)
     )
 
 
@@ -212,7 +233,8 @@ def perform(
     """Run one job here and now."""
     observation = read_observation(job.observation)
     desk = Desk(job.seed(handout.seed), [], Notebook(job.notebook), job.memory)
-    traffic = partial(traffic_of, job.observations, handout, job.round, desk.seed, desk.ledger)
+    folder, blank = job.observations, handout.blank()
+    traffic = partial(traffic_of, folder, blank, job.round, desk.seed, desk.ledger)
     view = _view(observation, handout, desk, secrets, traffic)
     attack = create_attack(job.attack.name, **job.attack.params)
     began = time.perf_counter()

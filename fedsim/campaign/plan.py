@@ -23,6 +23,7 @@ from fedsim.core.models import build_model
 from fedsim.core.observation import Public
 from fedsim.core.prior_networks import load_prior
 from fedsim.core.run import Run, lesson_path
+from fedsim.core.seal import sealed
 from fedsim.core.spec import Component, DataSpec, Spec
 from fedsim.defenses.applied import declared, prepared
 from fedsim.federation.aggregation import create_strategy
@@ -284,7 +285,8 @@ def _check_attack(component: Component, spec: Spec) -> None:
     """Raise what the attack itself refuses; if it learns, also for more lessons than rounds, and
     for a single observation."""
     attack = create_attack(component.name, **component.params)
-    attack.check_spec(spec)
+    with sealed():
+        attack.check_spec(spec)
     if isinstance(attack, Learner):
         attack.lessons_before(len(observed_rounds(spec)))
         if spec.cohort_size * spec.train.rounds < 2:

@@ -36,7 +36,9 @@ from fedsim.core.attack import Lesson, Progress, Reconstruction
 from fedsim.core.device import threads
 from fedsim.core.errors import AttackError, FedsimError, RunError
 from fedsim.core.files import write_json
+from fedsim.core.keyring import VARIABLE
 from fedsim.core.knowledge import Secrets
+from fedsim.core.seal import seal_process
 from fedsim.core.spec import Spec
 
 
@@ -187,7 +189,7 @@ class InlinePool(Pool):
 
 
 class AttackWorker:
-    """A Ray actor: does one job at a time, and says meanwhile how far it is."""
+    """What a Ray actor is: does one job at a time, and says meanwhile how far it is."""
 
     def __init__(self, cpu_threads: int):
         self.cpu_threads = cpu_threads
@@ -227,6 +229,16 @@ class AttackWorker:
         self.state = (done, total, loss)
 
 
+class SealedWorker(AttackWorker):
+    """An attack worker in a process of its own, in which no vault opens and which is not told where
+    keys are."""
+
+    def __init__(self, cpu_threads: int):
+        super().__init__(cpu_threads)
+        seal_process()
+        os.environ[VARIABLE] = os.devnull  # for the processes that it starts
+
+
 @dataclass(frozen=True)
 class Home:
     """Where an attack worker is."""
@@ -263,7 +275,7 @@ class RayPool(Pool):
         self.broken: Exception | None = None
         self.closing = threading.Event()
         self.up: set[int] = set()  # the workers that answered when they were last asked
-        actor_class = ray.remote(AttackWorker)
+        actor_class = ray.remote(SealedWorker)
         self.actors: list[Any] = [
             actor_class.options(
                 num_cpus=0,  # Flower sizes its pool from all CPUs; counting ours would starve one

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
+from fedsim import default_output
 from fedsim.cli.shared import (
     AsJson,
     Overrides,
@@ -54,27 +56,39 @@ def deploy(
     vaults = [str(node.vault) for node in done.nodes]
     if as_json:
         rows = json.loads(run.rounds.to_json(orient="records"))
-        print(json.dumps({"run": str(run.root), "rounds": rows, "vaults": vaults}, indent=2))
+        about = {"run": str(run.root), "rounds": rows, "vaults": vaults, "scored": str(done.scored)}
+        print(json.dumps(about, indent=2))
         return
     tell_events(run.events())
     gathered = " ".join(f"--vault {vault}" for vault in vaults)
     out.print(f"run: {run.root}", soft_wrap=True, highlight=False)
-    out.print(f"score it: fedsim score {run.root} {gathered}", soft_wrap=True, highlight=False)
+    words = f"score it: fedsim score {run.root} {gathered} -o {done.scored}"
+    out.print(words, soft_wrap=True, highlight=False)
 
 
 @app.command()
 def score(
     directory: Annotated[Path, typer.Argument(help="The run directory of a deployment.")],
     vault: Annotated[list[Path], typer.Option("--vault", help="A client's vault; repeat it.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="A directory of your own, away from the server's."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Gather the clients' vaults after a deployment; scores, verdict, report."""
-    from fedsim.audit.stages import conclude
-    from fedsim.deploy.deployment import gather
+    """A deployed run and its clients' vaults in a directory of your own: scores, verdict, report.
 
-    run = Run.open(directory)
+    The server's side gets nothing of it; `fedsim report` takes that directory."""
+    from fedsim.audit.stages import conclude
+    from fedsim.deploy.scorer import gather
+
+    served = Run.open(directory)
+    default = default_output(served.spec)
+    run = gather(served, vault, output or default.with_name(f"{default.name}-scored"))
+    if served.vault.exists():
+        words = f"the server's side reads the truth in '{served.vault}'; delete it."
+        err.print(f"[yellow]note:[/] {escape(words)}", soft_wrap=True, highlight=False)
     with run.locked():
-        gather(run, vault)
         path = conclude(run, watch=watch_for(as_json))
     if as_json:
         print(json.dumps(run.summary, indent=2))

@@ -54,6 +54,10 @@ class ForeignTruthError(VaultError):
     """A truth lies where that of another client, round or update belongs."""
 
 
+class MissingKeyError(VaultError):
+    """A vault is encrypted and its key is not here."""
+
+
 class DamagedError(FedsimError):
     """A file is not what was written: cut short, overwritten or altered."""
 

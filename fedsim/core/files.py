@@ -9,7 +9,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 from fedsim.core.errors import DamagedError
@@ -82,15 +82,45 @@ def save_tensors(
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
+def tensors_to_bytes(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """What `save_tensors` would write, seal and all, in memory."""
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    about = dict(metadata or {})
+    return save(whole, {_SEALED: json.dumps([_seal(whole, about), about], sort_keys=True)})
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What `save_tensors` wrote, tensors and metadata; damage is an error.
 
     A file without a seal, made by others, is taken as it is.
     """
-    try:
+
+    def read() -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             about = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
+
+    return _intact(path, read)
+
+
+def tensors_from_bytes(content: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What `read_tensors` would make of a file of this content, which is not at ``path``."""
+
+    def read() -> tuple[dict[str, Tensor], dict[str, str]]:
+        length = int.from_bytes(content[:8], "little")
+        return load(content), dict(json.loads(content[8 : 8 + length]).get("__metadata__") or {})
+
+    return _intact(path, read)
+
+
+def _intact(
+    path: Path, read: Callable[[], tuple[dict[str, Tensor], dict[str, str]]]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What is read, once its seal was looked at."""
+    try:
+        tensors, about = read()
         intact = True
         if _SEALED in about:
             seal, about = json.loads(about[_SEALED])

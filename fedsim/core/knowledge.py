@@ -1,15 +1,14 @@
 """Knowledge: what a threat model grants, and the View through which an attack reads it.
 
-A View holds only what is granted. Reading anything else raises `NotGranted`, and every read is
-recorded in the ledger, so that a report can say what a result rests on.
+A View holds only what is granted: what is not cannot be reached through it. Reading anything else
+raises `NotGranted`, and every read is recorded in the ledger, so that a report can say what a
+result rests on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from fedsim.core.errors import NotGranted, SpecError, did_you_mean
 from fedsim.core.learning import Colour, Protocol, Update
 from fedsim.core.notebook import Notebook
 from fedsim.core.observation import Observation
+from fedsim.core.seal import is_sealed as is_sealed
+from fedsim.core.seal import sealed as sealed
 from fedsim.core.seeds import seed_from
 from fedsim.core.spec import ThreatSpec
 
@@ -216,7 +217,7 @@ class View:
             "image_size": public.image_size,
             "normalisation": (protocol.mean, protocol.std),
             "batch_size": public.batch_size,
-            "optimizer": protocol,
+            "optimizer": _training_of(protocol),
             "learning_rate": protocol.lr,
             "local_steps": (public.local_steps, public.local_epochs),
             "defenses": public.defenses,
@@ -228,7 +229,8 @@ class View:
             "traffic": traffic,
         }
         self._known = {field: known[field] for field in granted if known.get(field) is not None}
-        self._granted, self._counter = granted, announced.counter
+        self._granted = granted
+        self._counter = announced.counter if {"update", "defenses"} <= granted else None
         self._desk = desk or Desk()
         self.round, self.client = observation.round, observation.client
 
@@ -351,9 +353,10 @@ class View:
 
     def protocol(self) -> Protocol:
         """The client's whole protocol, for simulating several local steps."""
-        self._field("learning_rate")
-        value: Protocol = self._field("optimizer")
-        return value
+        lr, (mean, std) = self.learning_rate, self.normalisation
+        _, mode = self._field("architecture")
+        training: Protocol = self._field("optimizer")
+        return replace(training, lr=lr, mean=mean, std=std, mode=mode)
 
     def _field(self, name: str) -> Any:
         if name not in self._granted:
@@ -368,18 +371,7 @@ class View:
         return self._known[name]
 
 
-_attacking: ContextVar[bool] = ContextVar("attacking", default=False)
-
-
-@contextmanager
-def sealed() -> Iterator[None]:
-    """While an attack runs in this thread, the vault does not open in it, whoever asks."""
-    token = _attacking.set(True)
-    try:
-        yield
-    finally:
-        _attacking.reset(token)
-
-
-def is_sealed() -> bool:
-    return _attacking.get()
+def _training_of(protocol: Protocol) -> Protocol:
+    """A protocol without what is granted under other names: rate, normalisation and mode."""
+    blank = Protocol()
+    return replace(protocol, lr=blank.lr, mean=blank.mean, std=blank.std, mode=blank.mode)

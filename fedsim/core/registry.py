@@ -1,7 +1,8 @@
 """Registry: what a name stands for, an entry of a table or an import path ``package.module:Class``.
 
 An attack or a defense is a dataclass of its own parameters, so its fields are its whole
-configuration; they are checked here, once, with errors that name the nearest right word.
+configuration; they are checked here, once, with errors that name the nearest right word. Modules
+are imported and objects made under the vault's seal: both run their authors' code.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.core.errors import SpecError, did_you_mean
+from fedsim.core.seal import sealed
 
 ONCE_AT_THE_TOP = ("attacks", "defenses", "clients")  # as older specs import them
 
@@ -31,7 +33,8 @@ def find(kind: str, table: Mapping[str, str], name: str) -> Any:
         )
     module_name, _, attribute = path.partition(":")
     try:
-        return getattr(_imported(module_name), attribute)
+        with sealed():
+            return getattr(_imported(module_name), attribute)
     except Exception as error:  # an author's module may fail in any way
         raise SpecError(
             f"the {kind} '{name}' cannot be imported: {type(error).__name__}: {error}."
@@ -69,7 +72,8 @@ def build(kind: str, table: Mapping[str, str], name: str, params: Mapping[str, A
                 f"{did_you_mean(key, allowed)}; it takes: {takes}."
             )
     try:
-        return TypeAdapter(cls).validate_python(dict(params))
+        with sealed():
+            return TypeAdapter(cls).validate_python(dict(params))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "its parameters"

@@ -1,15 +1,16 @@
 """Vault: the truth. Written by the client side, read by the testbed, never by an attack.
 
-Images, labels and the client's seeds, in a directory that only its owner can enter. Scoring reads
-it, and so does whoever grants an attack a part of the truth. No module under ``attacks/`` imports
-this one, and in the thread of a running attack (`sealed`) the vault does not open.
+Images, labels and the client's seeds, in a directory that only its owner can enter, encrypted under
+a key that is kept elsewhere (`fedsim.core.keyring`). Scoring reads it, and so does whoever grants
+an attack a part of the truth. No module under ``attacks/`` imports this one, and to a running
+attack (`fedsim.core.seal`) the vault does not open.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,13 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from fedsim.core.errors import DamagedError, ForeignTruthError, NotGranted, VaultError
-from fedsim.core.files import checksum, read_tensors, save_tensors
-from fedsim.core.knowledge import is_sealed
+from fedsim.core.coin import WIDEST, coin_of
+from fedsim.core.errors import DamagedError, ForeignTruthError, VaultError
+from fedsim.core.files import checksum, tensors_from_bytes, tensors_to_bytes, write_atomically
+from fedsim.core.keyring import Key, Keyring
 from fedsim.core.learning import Batch
 from fedsim.core.run import observation_name, state_path, truth_path
+from fedsim.core.seal import refuse_attacks
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,20 @@ class Truth:
         rest = [[*self.images.shape], self.batches, self.defense_seed, self.update]
         return hashlib.sha256(f"{pixels} {json.dumps(rest)}".encode()).hexdigest()
 
+    def coin(self) -> torch.Generator:
+        """The coin that the client's defenses drew by, as it was at first."""
+        return coin_of(self.defense_seed)
+
 
 class Vault:
-    """The truths of a run, and the private state of its clients."""
+    """The truths of a run, and the private state of its clients.
 
-    def __init__(self, root: Path):
-        self.root = root
+    With a ``key`` in hand it opens and is written under that one alone. Otherwise keys are looked
+    for in ``folders``, by default the user's own.
+    """
+
+    def __init__(self, root: Path, key: Key | None = None, folders: Sequence[Path] | None = None):
+        self.root, self.keys = root, Keyring(root, key, folders)
 
     def write(
         self, round_: int, client: int, truth: Truth, state: Mapping[str, Tensor] | None = None
@@ -70,29 +81,21 @@ class Vault:
             "update": truth.update,
             **_address(round_, client),
         }
-        try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.root.chmod(0o700)
-            if state:
-                whose = {"about": json.dumps(_address(round_, client))}
-                save_tensors(state_path(self.root, round_, client), state, whose, mode=0o600)
-            save_tensors(
-                truth_path(self.root, round_, client),
-                {"images": truth.images, "labels": truth.labels},
-                {"about": json.dumps(about)},
-                mode=0o600,
-            )
-        except OSError as error:
-            raise VaultError(f"the vault cannot be written: {error.strerror}.") from error
+        if state:
+            whose = {"about": json.dumps(_address(round_, client))}
+            self._keep(state_path(self.root, round_, client), tensors_to_bytes(state, whose))
+        content = {"images": truth.images, "labels": truth.labels}
+        self._keep(
+            truth_path(self.root, round_, client),
+            tensors_to_bytes(content, {"about": json.dumps(about)}),
+        )
 
     def read(self, round_: int, client: int, update: str | None = None) -> Truth:
         """A client's truth of a round; given the checksum of the ``update`` that was observed, the
         truth behind that one. Another one's is an error."""
-        if is_sealed():
-            raise NotGranted("an attack tried to open the vault.")
         path = truth_path(self.root, round_, client)
         try:
-            tensors, metadata = read_tensors(path)
+            tensors, metadata = tensors_from_bytes(self._content(path), path)
             about = _About.model_validate_json(metadata["about"])
             images, labels = tensors["images"], tensors["labels"]
         except FileNotFoundError:
@@ -116,13 +119,12 @@ class Vault:
 
     def read_state(self, before_round: int, client: int) -> dict[str, Tensor]:
         """The client's newest state from before a round; empty at its first."""
-        if is_sealed():
-            raise NotGranted("an attack tried to open the vault.")
+        refuse_attacks()
         for round_ in range(before_round - 1, 0, -1):
             path = state_path(self.root, round_, client)
             if path.is_file():
                 try:
-                    state, metadata = read_tensors(path)
+                    state, metadata = tensors_from_bytes(self._content(path), path)
                     about = _Whose.model_validate_json(metadata.get("about", "{}"))
                 except (DamagedError, ValidationError) as error:
                     raise VaultError(self._damaged(path, type(error).__name__)) from error
@@ -137,6 +139,38 @@ class Vault:
             if not path.is_file():
                 raise VaultError(f"the vault's '{path}' is missing.")
             self.read_state(round_ + 1, client)
+
+    def take(self, other: Vault, name: str) -> None:
+        """Keep a file of another vault under this one's own key; a damaged one, as it is."""
+        try:
+            self._keep(self.root / name, other._content(other.root / name))
+        except DamagedError:
+            write_atomically(self.root / name, (other.root / name).read_bytes(), 0o600)
+
+    def _keep(self, path: Path, content: bytes) -> None:
+        refuse_attacks()
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.root.chmod(0o700)
+            write_atomically(path, self.keys.own().lock(content, self._place(path)), 0o600)
+        except OSError as error:
+            raise VaultError(f"the vault cannot be written: {error.strerror}.") from error
+
+    def _content(self, path: Path) -> bytes:
+        """What a file holds, opened; one that is not encrypted, as older versions wrote them."""
+        refuse_attacks()
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise DamagedError(f"'{path}' cannot be read: {error.strerror}.") from error
+        key = self.keys.of(content)
+        return key.unlock(content, self._place(path)) if key is not None else content
+
+    def _place(self, path: Path) -> str:
+        """Where a file is in the vault: it opens there alone."""
+        return path.relative_to(self.root).as_posix()
 
     @staticmethod
     def _damaged(path: Path, how: str) -> str:
@@ -185,7 +219,7 @@ def _fits(images: Tensor, labels: Tensor, about: _About) -> bool:
         and labels.dtype == torch.long
         and labels.shape == images.shape[:1]
         and all(0 <= row < len(images) for row in rows)
-        and 0 <= about.defense_seed < 2**63
+        and 0 <= about.defense_seed < WIDEST
     )
 
 

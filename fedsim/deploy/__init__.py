@@ -3,7 +3,8 @@ that they run."""
 
 from __future__ import annotations
 
-from fedsim.deploy.deployment import carry_out, gather, register, set_up, submit
+from fedsim.deploy.deployment import carry_out, register, set_up, submit
 from fedsim.deploy.keys import check_keys, make_keys
+from fedsim.deploy.scorer import gather
 
 __all__ = ["carry_out", "check_keys", "gather", "make_keys", "register", "set_up", "submit"]

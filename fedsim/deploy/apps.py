@@ -17,9 +17,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.audit.stages import attack_captured
 from fedsim.campaign.plan import observed_rounds, prepare
-from fedsim.clients import ClientSide, make_client_app, read_public
+from fedsim.clients import ClientSide, DeployedSide, make_client_app, read_public
 from fedsim.core.errors import FedsimError
-from fedsim.core.run import Run
+from fedsim.core.run import Run, paths
 from fedsim.core.spec import Spec, load_spec
 from fedsim.deploy.flower import TOLD
 from fedsim.federation.aggregation import create_strategy
@@ -38,11 +38,14 @@ def _output(context: Context) -> Path:
 
 
 def _side(context: Context) -> ClientSide:
+    """What runs here is no simulation, whatever the server says: the client's secrets are its own,
+    and so is the key of its vault, which lies beside that."""
     vault, data = context.node_config.get("vault"), context.node_config.get("data")
-    return ClientSide(
+    return DeployedSide(
         _spec(context),
         Path(str(vault)) if vault else Run(_output(context)).vault,
         Path(str(data)) if data else None,
+        keys=Path(str(vault)).absolute().parent / paths.VAULT_KEYS if vault else None,
     )
 
 

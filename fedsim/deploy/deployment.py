@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -96,6 +95,11 @@ class Deployment:
     @property
     def run(self) -> Path:
         return self.server / "run"
+
+    @property
+    def scored(self) -> Path:
+        """Where whoever may see the truth scores the run: outside of the server's folder."""
+        return self.root / "scored"
 
     @property
     def spec(self) -> Path:
@@ -309,28 +313,3 @@ def check_deployable(spec: Spec) -> None:
             f"the threat grants {' and '.join(oracles)}, which come from the clients' vaults, and "
             f"a deployed server has none: take another threat, or threat.withhold={oracles}."
         )
-
-
-def gather(run: Run, vaults: list[Path]) -> int:
-    """Copy what the clients kept into the run's own vault, for scoring; how many files."""
-    truths: dict[Path, Path] = {}
-    for vault in vaults:
-        files = sorted(vault.rglob("[!.]*.safetensors")) if vault.is_dir() else []
-        if not files:
-            raise RunError(f"'{vault}' is no vault: it holds no truth of any client.")
-        for file in files:
-            other = truths.setdefault(file.relative_to(vault), file)
-            if other != file:
-                raise RunError(
-                    f"'{other}' and '{file}' are both the truth of the same client and round."
-                )
-    run.vault.mkdir(mode=0o700, exist_ok=True)
-    run.vault.chmod(0o700)
-    for name, file in truths.items():
-        copy = run.vault / name
-        if copy.exists() and copy.samefile(file):
-            continue
-        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copyfile(file, copy)
-        copy.chmod(0o600)
-    return len(truths)

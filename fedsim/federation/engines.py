@@ -6,6 +6,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from flwr.app import Context
@@ -16,6 +17,7 @@ from fedsim.clients.app import ClientSide, make_client_app
 from fedsim.cluster.session import refuse_blind_clients
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
+from fedsim.core.vault import Vault
 from fedsim.federation.grids import InlineGrid
 from fedsim.federation.strategy import AdversarialStrategy
 
@@ -31,7 +33,8 @@ def run_federation(
     afterwards: Callable[[], None] = lambda: None,
 ) -> None:
     """Do the rounds that are missing, then ``afterwards``, while the engine is still up."""
-    side = ClientSide(spec, run.vault.absolute())
+    # In hand: a client on another node sees the vault, and not this user's folder of keys.
+    side = replace(ClientSide(spec, run.vault.absolute()), key=Vault(run.vault).keys.own())
 
     def main(grid: Grid) -> None:
         strategy.run_rounds(grid, initial)

@@ -132,8 +132,10 @@ class Stage:
             observation,
             THREATS["C"].grants,
             Announced(
-                lambda: copy.deepcopy(self.model),
-                partial(countered, observation) if self.defenses else None,
+                partial(copy.deepcopy, self.model),
+                partial(countered, observation.update, observation.public.defenses)
+                if self.defenses
+                else None,
             ),
         )
         try:

@@ -141,7 +141,7 @@ def canary(
             [(images.to(device), labels.to(device)) for images, labels in truth.replay()],
             public.protocol,
             defenses=defenses,
-            rng=torch.Generator().manual_seed(truth.defense_seed),
+            rng=truth.coin(),
         )
     return relative_error(replay, observation.update)
 

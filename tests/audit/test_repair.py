@@ -18,16 +18,19 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from torch import Tensor
 
 from fedsim.audit.stages import audit, federate
 from fedsim.campaign.jobs import Job
 from fedsim.campaign.progress import Silent
 from fedsim.core import files
-from fedsim.core.errors import RunError
+from fedsim.core.errors import MissingKeyError, RunError
 from fedsim.core.files import UNFINISHED, save_tensors
+from fedsim.core.keyring import VARIABLE, key_folders
 from fedsim.core.observation import read_weights
 from fedsim.core.run import Run, list_observations, weights_path
 from fedsim.core.spec import Spec
+from fedsim.core.vault import Vault
 from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.scoring.scores import columns
 from tests.conftest import SMALL, small_spec
@@ -165,10 +168,7 @@ def test_a_disk_full_at_any_write_loses_nothing_that_was_done(
 def test_a_full_vault_stops_the_run_and_fails_no_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def save(path: Path, tensors: object, metadata: object = None, mode: int = 0o644) -> None:
-        full(path)
-
-    monkeypatch.setattr("fedsim.core.vault.save_tensors", save)
+    monkeypatch.setattr("fedsim.core.vault.write_atomically", lambda path, *more: full(path))
     with pytest.raises(RunError, match=r"vault cannot be written: No space left on device\.$"):
         audit(tiny_spec(), tmp_path / "run")
     assert Run(tmp_path / "run").events() == []
@@ -290,6 +290,7 @@ FILES = [
     "vault/round-0002/client-0000.safetensors",
     "vault/round-0001/client-0000.state.safetensors",
     "vault/round-0002/client-0000.state.safetensors",
+    "vault/key.id",
     "reconstructions/patch_solve/round-0001/client-0000-trial-0.safetensors",
     "reconstructions/prior_only/round-0002/client-0001-trial-0.safetensors",
     "reconstructions/Declines/round-0001/client-0000-trial-0.failed.json",
@@ -335,10 +336,69 @@ def check_damage(file: str, kinds: list[str], control: Run, root: Path) -> None:
         DAMAGE[kind](path)
         assert_same(resumed(run.root), control)
         if path.suffix == ".safetensors" and path.parts[-4] != "reconstructions":
-            tensors, _ = files.read_tensors(path)
+            again = tensors_of(run, path)
             path.write_bytes(whole)
-            assert files.checksum(tensors) == files.checksum(files.read_tensors(path)[0])
+            assert files.checksum(again) == files.checksum(tensors_of(run, path))
         assert len(run.summary["failed_jobs"]) == len(control.summary["failed_jobs"])
+
+
+def tensors_of(run: Run, path: Path) -> dict[str, Tensor]:
+    """What a file holds, opened where it is the vault's."""
+    if path.is_relative_to(run.vault):
+        return files.tensors_from_bytes(Vault(run.vault)._content(path), path)[0]
+    return files.read_tensors(path)[0]
+
+
+def test_a_vault_whose_key_is_elsewhere_is_left_alone_and_its_owner_told(
+    rich_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsim.audit.stages import conclude
+
+    run = Run(shutil.copytree(rich_run.root, tmp_path / "run"))
+    name = f"{Vault(run.vault).keys.own().name}.key"
+    kept = next(folder / name for folder in key_folders() if (folder / name).is_file())
+    before = {file: file.read_bytes() for file in run.vault.rglob("*") if file.is_file()}
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "keys"))
+    lost = (
+        rf"bring '{name}' .*; where it is lost, delete the vault and the rounds are done again\.$"
+    )
+    with pytest.raises(MissingKeyError, match=lost):
+        resumed(run.root)
+    with pytest.raises(MissingKeyError, match=f"bring '{name}'"):
+        conclude(run)
+    assert {file: file.read_bytes() for file in run.vault.rglob("*") if file.is_file()} == before
+    (tmp_path / "keys").mkdir()
+    shutil.copy(kept, tmp_path / "keys")
+    assert_same(resumed(run.root), rich_run)
+    shutil.rmtree(tmp_path / "keys")
+    shutil.rmtree(run.vault)
+    assert_same(resumed(run.root), rich_run)
+    assert [file.suffix for file in (tmp_path / "keys").iterdir()] == [".key"]
+
+
+def test_truths_that_changed_places_are_made_again(rich_run: Run, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(rich_run.root, tmp_path / "run"))
+    one, two = (run.vault / "round-0001" / f"client-000{client}.safetensors" for client in (0, 1))
+    held = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(held)
+    run.canaries.unlink()
+    assert_same(resumed(run.root), rich_run)
+    assert "mended" in [event["kind"] for event in run.events()]
+
+
+def test_a_run_whose_vault_is_not_encrypted_goes_on(rich_run: Run, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(rich_run.root, tmp_path / "run"))
+    vault = Vault(run.vault)
+    for file in run.vault.rglob("*.safetensors"):
+        file.write_bytes(vault._content(file))
+    (run.vault / "key.id").unlink()
+    (run.root / "scores.csv").unlink()
+    assert_same(resumed(run.root), rich_run)
+    assert not (run.vault / "key.id").exists()
+    (run.vault / "round-0002" / "client-0001.safetensors").unlink()
+    assert_same(resumed(run.root), rich_run)
+    assert (run.vault / "key.id").is_file()
 
 
 def test_what_was_mended_is_told(rich_run: Run, tmp_path: Path) -> None:

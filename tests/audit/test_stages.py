@@ -202,6 +202,17 @@ def test_an_attack_that_goes_for_the_vault_gets_nothing(tmp_path: Path) -> None:
     assert "tried to open the vault" in run.summary["verdicts"][0]["words"]
 
 
+@pytest.mark.parametrize("way", ["thread", "pool", "file"])
+def test_an_attack_that_has_the_vault_opened_behind_its_back_gets_nothing(
+    way: str, tmp_path: Path
+) -> None:
+    vault = tmp_path / "run" / "vault"
+    thief = f"attacks=[{{name: 'tests.faults:Thief', vault: '{vault}', way: {way}}}]"
+    run = audit(small_spec(thief, "train.rounds=1", "audit.victims=1"), tmp_path / "run")
+    assert run.scores.query("attack == 'Thief'")["psnr"].max() < 30
+    assert run.summary["failed_jobs"] == []
+
+
 def test_an_observation_of_clients_elsewhere_cannot_be_made_again_and_costs_its_own_jobs_only(
     small_run: Run, tmp_path: Path
 ) -> None:

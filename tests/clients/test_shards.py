@@ -48,3 +48,12 @@ def test_steps_take_new_samples_and_epochs_go_over_all_of_them() -> None:
 def test_a_batch_larger_than_the_shard_is_told() -> None:
     with pytest.raises(DataError, match=r"train\.batch_size is 400"):
         check_shards(small_spec("train.batch_size=400"))
+
+
+def test_a_secret_decides_the_draw_alone_where_there_is_one() -> None:
+    spec, secret = small_spec("train.batch_size=4"), 2**255 + 1
+    ((first, _),) = draw_batches(spec, 1, 0, secret=secret)
+    assert draw_batches(spec, 2, 0, secret=secret)[0][0] == first
+    assert draw_batches(spec, 1, 0)[0][0] != first
+    drawn = {tuple(draw_batches(spec, 1, 0, secret=secret + n)[0][0]) for n in range(8)}
+    assert len(drawn) == 8

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from fedsim.core.errors import DamagedError
 from fedsim.core.files import (
@@ -16,6 +16,8 @@ from fedsim.core.files import (
     read_json,
     read_tensors,
     save_tensors,
+    tensors_from_bytes,
+    tensors_to_bytes,
     write_atomically,
     write_json,
 )
@@ -47,6 +49,26 @@ def test_tensors_come_back_with_their_metadata(tmp_path: Path) -> None:
     assert about == {"about": "them"}
     assert tensors.keys() == TENSORS.keys()
     assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_in_memory_tensors_are_what_they_are_in_a_file(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "t", TENSORS, {"about": "them"})
+    content = tensors_to_bytes(TENSORS, {"about": "them"})
+    assert content == (tmp_path / "t").read_bytes()
+    tensors, about = tensors_from_bytes(content, tmp_path / "t")
+    assert about == {"about": "them"}
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+    bare, about = tensors_from_bytes(save(TENSORS), tmp_path / "bare")
+    assert bare.keys() == TENSORS.keys()
+    assert about == {}
+    for at in (0, 8, 60, 100, -20, -1):
+        damaged = bytearray(content)
+        damaged[at] ^= 1
+        with pytest.raises(DamagedError, match="is damaged"):
+            tensors_from_bytes(bytes(damaged), tmp_path / "t")
+    for cut in (b"", content[:4], content[:-1]):
+        with pytest.raises(DamagedError, match="is damaged"):
+            tensors_from_bytes(cut, tmp_path / "t")
 
 
 @pytest.mark.parametrize("at", [-1, -20, 60, 100])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -10,6 +11,7 @@ from pydantic import Field
 
 from fedsim.core.errors import SpecError
 from fedsim.core.registry import build, find, resolve
+from fedsim.core.seal import is_sealed
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,24 @@ def test_our_own_modules_are_found_by_the_names_they_had() -> None:
     assert resolve("attack", {}, "attacks.dlg:Dlg") is Dlg
     with pytest.raises(SpecError, match="cannot be imported"):
         resolve("attack", {}, "attacks.nothing:Dlg")
+
+
+@dataclass(frozen=True)
+class Curious:
+    """Looks about while it is made."""
+
+    sealed: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sealed", is_sealed())
+
+
+def test_an_authors_code_is_run_under_the_seal_of_the_vault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert build("thing", {}, f"{__name__}:Curious", {}).sealed
+    code = "from fedsim.core.seal import is_sealed\nFOUND = is_sealed()\n"
+    (tmp_path / "an_authors_module.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert find("thing", {}, "an_authors_module:FOUND") is True
+    assert not is_sealed()

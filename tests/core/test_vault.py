@@ -1,47 +1,180 @@
-"""The vault: for its owner alone, and shut while an attack runs."""
+"""The vault: for its owner alone, encrypted, and shut while an attack runs."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import stat
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError, safe_open
 
-from fedsim.core.errors import ForeignTruthError, NotGranted
+from fedsim.core.errors import ForeignTruthError, MissingKeyError, NotGranted, VaultError
 from fedsim.core.files import save_tensors
-from fedsim.core.knowledge import sealed
+from fedsim.core.keyring import VARIABLE
 from fedsim.core.run import Run, address_of, list_observations, state_path, truth_path
+from fedsim.core.seal import sealed
 from fedsim.core.vault import Truth, Vault
+
+STATE = {"bn.running_mean": torch.linspace(0, 1, 64)}
+
+
+def some_truth(seed: int = 0) -> Truth:
+    coin = torch.Generator().manual_seed(seed)
+    images = torch.rand(2, 3, 8, 8, generator=coin)
+    return Truth(images, torch.tensor([3, 5]), [[0], [1, 0]], 2**200 + seed, [])
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> Vault:
+    vault = Vault(tmp_path / "vault")
+    for client in range(2):
+        vault.write(1, client, some_truth(client), STATE)
+    return vault
+
+
+def test_what_is_written_is_read(vault: Vault) -> None:
+    for client in range(2):
+        truth, expected = Vault(vault.root).read(1, client), some_truth(client)
+        assert torch.equal(truth.images, expected.images)
+        assert torch.equal(truth.labels, expected.labels)
+        assert replace(truth, images=expected.images, labels=expected.labels) == replace(
+            expected, stateful=True
+        )
+        state = Vault(vault.root).read_state(2, client)
+        assert torch.equal(state["bn.running_mean"], STATE["bn.running_mean"])
+        Vault(vault.root).check(1, client)
 
 
 def test_the_vault_is_for_its_owner_only(small_run: Run) -> None:
     assert stat.S_IMODE(small_run.vault.stat().st_mode) == 0o700
-    for file in small_run.vault.rglob("*.safetensors"):
+    files = [file for file in small_run.vault.rglob("*") if file.is_file()]
+    assert len(files) == 5
+    for file in files:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_the_vault_does_not_open_while_an_attack_runs(small_run: Run) -> None:
+def test_a_plain_read_of_a_file_gives_nothing_away(vault: Vault) -> None:
+    truth = some_truth(0)
+    secrets = [
+        truth.images.numpy().tobytes()[:16],
+        truth.labels.numpy().tobytes(),
+        STATE["bn.running_mean"].numpy().tobytes()[-16:],
+        *(b"images", b"labels", b"batches", b"defense_seed", b"running_mean"),
+    ]
+    for path in (truth_path(vault.root, 1, 0), state_path(vault.root, 1, 0)):
+        content = path.read_bytes()
+        assert not [secret for secret in secrets if secret in content]
+        with pytest.raises(SafetensorError), safe_open(path, framework="pt"):
+            pass
+
+
+def test_files_that_changed_places_do_not_open(vault: Vault) -> None:
+    one, two = (truth_path(vault.root, 1, client) for client in range(2))
+    held = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(held)
+    for client in range(2):
+        with pytest.raises(VaultError, match=r"is damaged .* its round is done again"):
+            Vault(vault.root).read(1, client)
+    shutil.copy(state_path(vault.root, 1, 0), one)
+    with pytest.raises(VaultError, match="is damaged"):
+        Vault(vault.root).read(1, 0)
+
+
+def test_a_vault_that_is_not_encrypted_still_opens_and_is_written_under_a_key(
+    tmp_path: Path,
+) -> None:
+    old, truth = Vault(tmp_path / "old"), some_truth()
+    about = '{"batches": [[0], [1, 0]], "defense_seed": 7, "trail": [], "stateful": true}'
+    content = {"images": truth.images, "labels": truth.labels}
+    save_tensors(truth_path(old.root, 1, 0), content, {"about": about})
+    save_tensors(state_path(old.root, 1, 0), STATE)
+    old.keys.require()
+    old.check(1, 0)
+    assert torch.equal(old.read(1, 0).images, truth.images)
+    old.write(2, 0, truth)
+    assert b"images" not in truth_path(old.root, 2, 0).read_bytes()
+    assert torch.equal(Vault(old.root).read(2, 0).images, Vault(old.root).read(1, 0).images)
+
+
+def test_a_vault_that_was_copied_without_its_key_says_which_it_wants(
+    vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = vault.keys.own().name
+    key = next(folder / f"{name}.key" for folder in vault.keys.folders)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "another machine"))
+    copy = shutil.copytree(vault.root, tmp_path / "copy")
+    with pytest.raises(MissingKeyError, match=f"bring '{name}.key'") as caught:
+        Vault(copy).read(1, 0)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "another machine").mkdir()
+    shutil.copy(key, tmp_path / "another machine")
+    assert torch.equal(Vault(copy).read(1, 0).images, some_truth(0).images)
+
+
+def test_what_another_vault_has_is_taken_under_its_own_key(vault: Vault, tmp_path: Path) -> None:
+    names = [path.relative_to(vault.root).as_posix() for path in vault.root.rglob("*.safetensors")]
+    damaged = truth_path(vault.root, 1, 1)
+    damaged.write_bytes(damaged.read_bytes()[:-4])
+    own = Vault(tmp_path / "own", folders=[tmp_path / "keys"])
+    for name in names:
+        own.take(vault, name)
+    assert len(names) == 4
+    alone = Vault(own.root, folders=[tmp_path / "keys"])
+    assert torch.equal(alone.read(1, 0).images, some_truth(0).images)
+    assert alone.read_state(2, 1).keys() == STATE.keys()
+    with pytest.raises(VaultError, match="is damaged"):
+        alone.read(1, 1)
+
+
+def test_the_vault_does_not_open_while_an_attack_runs(small_run: Run, tmp_path: Path) -> None:
     round_, client = address_of(list_observations(small_run.observations)[0])
-    assert Vault(small_run.vault).read(round_, client).images.shape == (1, 3, 32, 32)
-    with sealed(), pytest.raises(NotGranted, match="vault"):
-        Vault(small_run.vault).read(round_, client)
+    opened = Vault(small_run.vault)
+    truth = opened.read(round_, client)
+    assert truth.images.shape == (1, 3, 32, 32)
+    for ask in (
+        lambda: opened.read(round_, client),
+        lambda: opened.read_state(round_ + 1, client),
+        lambda: opened.check(round_, client),
+        lambda: opened.write(round_, client, truth),
+        lambda: Vault(tmp_path / "copy").take(opened, f"round-{round_:04d}/client-{client:04d}"),
+    ):
+        with sealed(), pytest.raises(NotGranted, match="vault"):
+            ask()
 
 
-def kept(root: Path) -> Vault:
-    """Truths of two clients in two rounds, each with a state."""
-    vault = Vault(root)
-    for round_, client in itertools.product((1, 2), (0, 1)):
-        images = torch.full((1, 3, 8, 8), 0.1 * (2 * round_ + client))
-        labels, sent = torch.tensor([client]), f"update {round_} {client}"
-        vault.write(
-            round_, client, Truth(images, labels, [[0]], 0, [], update=sent), {"x": images.mean()}
-        )
-    return vault
+def test_nor_in_a_thread_that_the_attack_starts(small_run: Run) -> None:
+    where = address_of(list_observations(small_run.observations)[0])
+    found: list[object] = []
+
+    def break_in() -> None:
+        try:
+            found.append(Vault(small_run.vault).read(*where))
+        except Exception as error:
+            found.append(error)
+
+    for seal in (sealed, threading.Lock):
+        with seal():  # the second is none: the same thread then opens it
+            thread = threading.Thread(target=break_in)
+            thread.start()
+            thread.join()
+    assert isinstance(found[0], NotGranted)
+    assert isinstance(found[1], Truth)
+
+
+def plain(root: Path, round_: int, client: int) -> None:
+    """A truth and a state that say whose they are, and are not encrypted."""
+    whose = {"round": round_, "client": client}
+    about = {"batches": [[0]], "defense_seed": 0, "trail": [], "stateful": True, **whose}
+    tensors = {"images": torch.zeros(1, 3, 8, 8), "labels": torch.tensor([3])}
+    save_tensors(truth_path(root, round_, client), tensors, {"about": json.dumps(about)})
+    state = state_path(root, round_, client)
+    save_tensors(state, {"x": torch.ones(1)}, {"about": json.dumps(whose)})
 
 
 @pytest.mark.parametrize(
@@ -54,18 +187,21 @@ def kept(root: Path) -> Vault:
 def test_what_belongs_to_another_client_or_round_is_told(
     tmp_path: Path, moved: tuple[int, int], there: tuple[int, int], words: str
 ) -> None:
-    vault = kept(tmp_path)
+    vault = Vault(tmp_path)
+    plain(tmp_path, *moved)
+    plain(tmp_path, *there)
     shutil.copy(truth_path(tmp_path, *moved), truth_path(tmp_path, *there))
     with pytest.raises(ForeignTruthError, match=words):
         vault.read(*there)
-    vault = kept(tmp_path)
+    plain(tmp_path, *there)
     shutil.copy(state_path(tmp_path, *moved), state_path(tmp_path, *there))
     with pytest.raises(ForeignTruthError, match=words):
         vault.check(*there)
 
 
 def test_a_truth_is_that_of_one_update(tmp_path: Path) -> None:
-    vault = kept(tmp_path)
+    vault = Vault(tmp_path)
+    vault.write(1, 0, replace(some_truth(), update="update 1 0"))
     assert vault.read(1, 0, "update 1 0").update == "update 1 0"
     with pytest.raises(ForeignTruthError, match="of another update than the one observed"):
         vault.read(1, 0, "update 1 1")

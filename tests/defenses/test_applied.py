@@ -6,7 +6,7 @@ import torch
 
 from fedsim.core.learning import Update
 from fedsim.core.models import build_architecture
-from fedsim.core.observation import Observation, Public
+from fedsim.core.observation import Public
 from fedsim.core.spec import Upload
 from fedsim.defenses.applied import announced, countered, declared, hiding, prepared
 from tests.conftest import small_spec
@@ -38,8 +38,7 @@ def test_the_announced_model_is_the_one_that_clients_prepare() -> None:
 def test_an_informed_server_knows_that_zeros_were_not_uploaded() -> None:
     spec = small_spec("defenses=[{name: top_k, sparsity: 0.5}]")
     update = Update(Upload.GRADIENT, {"head.weight": torch.tensor([0.0, 1.0])})
-    observation = Observation(1, 0, {}, update, Public.of(spec, 8))
-    assert countered(observation, torch.nn.Identity()).masked
+    assert countered(update, spec.defenses, torch.nn.Identity()).masked
 
 
 def test_one_defense_hides_single_uploads() -> None:

@@ -178,7 +178,10 @@ def view_of(observation: Observation, threat: str = "C") -> View:
     return View(
         observation,
         THREATS[threat].grants,
-        Announced(lambda: announced(observation.public), lambda net: countered(observation, net)),
+        Announced(
+            lambda: announced(observation.public),
+            lambda net: countered(observation.update, observation.public.defenses, net),
+        ),
     )
 
 
@@ -188,7 +191,7 @@ def test_an_informed_server_reads_the_mask_and_takes_the_localisation_out(dal: s
     observation, mask, _ = observed(defense)
     net = announced(observation.public)
     net.load_state_dict(observation.weights)
-    seen = countered(observation, net)
+    seen = countered(observation.update, observation.public.defenses, net)
     assert torch.equal(puzzle_of(net).mask, mask)
     plain, _, _ = observed(Mjp(probability=1.0, dal="none"))
     for name, tensor in plain.update.tensors.items():

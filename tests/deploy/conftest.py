@@ -1,10 +1,18 @@
-"""Processes that must not be left behind."""
+"""Processes that must not be left behind, runs as a deployment leaves them, and clients that draw
+as simulated ones do."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
+
+import pytest
+
+from fedsim.clients.app import ClientSide, DeployedSide
+from fedsim.core.files import read_json, write_json
+from fedsim.core.run import Run
 
 
 def assert_none_alive(mark: str) -> None:
@@ -26,3 +34,38 @@ def alive(mark: str) -> list[int]:
             if mark.encode() in line:
                 found.append(int(entry.name))
     return found
+
+
+@pytest.fixture
+def as_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients elsewhere that draw from the spec's seed, so that the two can be compared."""
+    monkeypatch.setattr(DeployedSide, "secret", ClientSide.secret)
+    monkeypatch.setattr(DeployedSide, "drawn", ClientSide.drawn)
+
+
+def deployed_copy(run: Run, root: Path) -> tuple[Run, list[Path]]:
+    """A finished run as a deployment leaves it: unscored, the vault in parts elsewhere."""
+    copy = Run(shutil.copytree(run.root, root / "server" / "run"))
+    vaults = []
+    for client in range(run.spec.data.clients):
+        files = list(copy.vault.rglob(f"client-*{client}.safetensors"))
+        for file in files:
+            target = root / str(client) / "vault" / file.relative_to(copy.vault)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(file, target)
+        if files:
+            vaults.append(root / str(client) / "vault")
+            shutil.copy(copy.vault / "key.id", vaults[-1])
+    shutil.rmtree(copy.vault)
+    for name in ("scores.csv", "scores.parquet", "summary.json", "canaries.json"):
+        (copy.root / name).unlink()
+    for name in ("report.html", "grid.png"):
+        (copy.root / name).unlink(missing_ok=True)
+    write_json(copy.root / "run.json", read_json(copy.root / "run.json") | {"deployed": True})
+    return copy, vaults
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    """Every file of a folder; that somebody locked it is of no account."""
+    files = [file for file in root.rglob("*") if file.is_file() and file.name != "run.lock"]
+    return {str(file.relative_to(root)): file.read_bytes() for file in files}

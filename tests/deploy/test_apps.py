@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 from flwr.app import Context, RecordDict
 
+from fedsim.clients import DeployedSide
 from fedsim.core.run import Run
 from fedsim.deploy import apps
 from fedsim.federation.grids import InlineGrid
@@ -24,7 +25,9 @@ def test_flower_finds_the_apps_where_pyproject_says() -> None:
     assert (root / app["config"]["spec"]).is_file()
 
 
-def test_the_apps_run_the_spec_of_the_run_config(small_run: Run, tmp_path: Path) -> None:
+def test_the_apps_run_the_spec_of_the_run_config(
+    small_run: Run, tmp_path: Path, as_simulated: None
+) -> None:
     spec = small_spec()
     (tmp_path / "spec.yaml").write_text(spec.to_yaml())
     config = {"spec": str(tmp_path / "spec.yaml"), "output": str(tmp_path / "run")}
@@ -37,3 +40,21 @@ def test_the_apps_run_the_spec_of_the_run_config(small_run: Run, tmp_path: Path)
     pd.testing.assert_frame_equal(
         Run.open(tmp_path / "run").rounds[columns], small_run.rounds[columns]
     )
+
+
+def test_the_client_app_is_no_simulation_whatever_the_server_says(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(small_spec().to_yaml())
+    told = {"spec": str(tmp_path / "spec.yaml"), "output": str(tmp_path / "run")}
+    told |= {
+        "simulated": True,
+        "secret": 1,
+        "seed": 1,
+        "key": "x",
+        "keys": str(tmp_path / "theirs"),
+    }
+    own = {"vault": str(tmp_path / "node" / "vault"), "partition-id": 2}
+    context = Context(run_id=1, node_id=5, node_config=own, state=RecordDict(), run_config=told)
+    side = apps._side(context)
+    assert isinstance(side, DeployedSide)
+    assert side.secret(1, 2) != side.secret(1, 2)
+    assert side.opened().keys.folders == (tmp_path / "node" / "vault-keys",)

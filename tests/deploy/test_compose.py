@@ -27,6 +27,7 @@ from fedsim.cluster.processes import free_ports
 from fedsim.core.run import Run
 from fedsim.core.spec import load_spec
 from fedsim.deploy.flower import Processes
+from tests.deploy.conftest import snapshot
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((Path(__file__).parents[1] / "compose_schema.json").read_text())
@@ -120,17 +121,32 @@ def test_truth_and_private_keys_are_where_they_belong_alone() -> None:
         mounted = set(_mounts(name).values())
         number = name.removeprefix("supernode-") if name in NODES else None
         own = {f"keys-node-{number}", f"vault-{number}", f"shard-{number}"} if number else set()
-        kinds = ("keys-node", "vault", "keys-server", "shard")
+        kinds = ("keys-node", "vault", "keys-server", "shard", "scored")
         private = {volume for volume in mounted if volume.startswith(kinds)}
         if name == "superlink":
             own = {"keys-server", "shard-server"}
         elif name == "deal":
             own = {volume for volume in volumes() if volume.startswith("shard")}
         elif name == "score":
-            own = {f"vault-{n}" for n in range(len(NODES))}
+            own = {f"vault-{n}" for n in range(len(NODES))} | {"scored"}
+        elif name == "viewer":
+            own = {"scored"}
         elif name == "keys":
             own = {v for v in volumes() if v.startswith(("keys-node", "keys-server"))}
         assert private == own, name
+
+
+def test_what_is_scored_goes_where_neither_server_nor_workers_look() -> None:
+    words = SERVICES["score"]["command"]
+    output = Path(words[words.index("--output") + 1])
+    assert _mounts("score")[str(output.parent)] == "scored"
+    assert SERVICES["score"]["network_mode"] == "none"
+    for name in ("score", "viewer"):
+        keys = Path(SERVICES[name]["environment"]["FEDSIM_VAULT_KEYS"])
+        assert _mounts(name)[str(keys.parent)] == "scored"
+    for number, name in enumerate(NODES):  # the key of its vault lies beside that
+        vault = re.findall(r'vault="(\S+)"', " ".join(SERVICES[name]["command"]))[0]
+        assert _mounts(name)[str(Path(vault).parent)] == f"vault-{number}"
 
 
 def test_a_shard_is_dealt_without_a_network_and_only_read_by_its_node() -> None:
@@ -325,6 +341,10 @@ def test_the_services_commands_run_a_federation(
     finally:
         processes.stop()
         _end_nodes_of(machine.ray)  # the attack's own, which its container would take along
-    machine.call("score")
-    assert set(run.scores["client"]) == set(range(len(NODES)))
-    assert run.scores.query("attack == 'patch_solve'")["psnr"].min() > 60
+    before = snapshot(run.root)
+    for _ in range(2):  # said again, everything is taken anew
+        machine.call("score")
+    assert snapshot(run.root) == before
+    scored = Run.open(machine.root / "volumes" / "scored" / "deployed")
+    assert set(scored.scores["client"]) == set(range(len(NODES)))
+    assert scored.scores.query("attack == 'patch_solve'")["psnr"].min() > 60

@@ -11,23 +11,23 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from flwr.app import Context, RecordDict
-from typer.testing import CliRunner
 
 from fedsim.audit.stages import attack_captured, audit, conclude
-from fedsim.cli import app
+from fedsim.clients.app import ClientSide
 from fedsim.clients.shards import images_of, shards_of
 from fedsim.core.errors import FedsimError, RunError, SpecError
-from fedsim.core.files import read_json, write_json
-from fedsim.core.run import Run
+from fedsim.core.observation import read_observation
+from fedsim.core.run import Run, observation_path
 from fedsim.core.spec import Spec
+from fedsim.core.vault import Vault
 from fedsim.deploy import apps, deployment
 from fedsim.deploy.deployment import (
     Deployment,
     Node,
     check_deployable,
     deploy,
-    gather,
     lay_out,
     plan_deployment,
     started,
@@ -36,12 +36,13 @@ from fedsim.deploy.deployment import (
 )
 from fedsim.deploy.flower import Processes, call, found, register_command, run_command
 from fedsim.deploy.keys import Keys, make_keys
+from fedsim.deploy.scorer import gather
 from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.federation.grids import InlineGrid
+from fedsim.scoring.canary import canary
 from tests.conftest import small_spec
-from tests.deploy.conftest import alive, assert_none_alive
+from tests.deploy.conftest import alive, assert_none_alive, deployed_copy, snapshot
 from tests.layouts import make_tree
-from tests.staging import short_report
 
 SCORES = ["round", "client", "attack", "image", "mse", "psnr", "ssim", "label_true", "canary"]
 
@@ -142,13 +143,13 @@ def test_a_node_uses_its_own_vault_and_defenses_and_the_server_attacks_without_a
     assert not run.vault.exists()
     assert [len(list(n.vault.rglob("*.safetensors"))) for n in planned.nodes] == [1, 1]
     assert list(run.reconstructions.rglob("*.safetensors"))
-    gather(run, [honest.vault, other.vault])
-    conclude(run)
-    canaries = run.scores.groupby("client")["canary"].max()
+    scored = gather(run, [honest.vault, other.vault], tmp_path / "scored")
+    conclude(scored)
+    canaries = scored.scores.groupby("client")["canary"].max()
     assert canaries[0] < 1e-4 < canaries[1], "what a client does not announce is found"
 
 
-def test_neither_server_nor_clients_need_the_data_set(tmp_path: Path) -> None:
+def test_neither_server_nor_clients_need_the_data_set(tmp_path: Path, as_simulated: None) -> None:
     tree = make_tree(tmp_path / "tree")
     (tree / "class-0" / "person-0" / "damaged.png").write_bytes(b"nothing")
     named = f"data={{name: imagefolder, path: {tree}, image_size: 32, clients: 2}}"
@@ -161,11 +162,11 @@ def test_neither_server_nor_clients_need_the_data_set(tmp_path: Path) -> None:
     run = _federated_here(planned)
     assert not run.events()
     (tmp_path / "away").rename(tree)  # whoever scores has it: the gallery is made from it
-    gather(run, [node.vault for node in planned.nodes])
-    conclude(run)
-    assert [event["kind"] for event in run.events()] == ["pictures_skipped"]
+    scored = gather(run, [node.vault for node in planned.nodes], tmp_path / "scored")
+    conclude(scored)
+    assert [event["kind"] for event in scored.events()] == ["pictures_skipped"]
     simulated = audit(spec, tmp_path / "simulated")
-    pd.testing.assert_frame_equal(run.scores[SCORES], simulated.scores[SCORES])
+    pd.testing.assert_frame_equal(scored.scores[SCORES], simulated.scores[SCORES])
     columns = ["round", "clients", "failed", "train_loss", "test_loss", "test_accuracy"]
     pd.testing.assert_frame_equal(run.rounds[columns], simulated.rounds[columns])
 
@@ -217,82 +218,34 @@ def test_a_deployment_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
         deploy(small_spec("data.clients=2"), under_way.root, insecure=True)
 
 
-def _deployed_copy(run: Run, root: Path) -> tuple[Run, list[Path]]:
-    """A finished run as a deployment leaves it: unscored, the vault in parts elsewhere."""
-    copy = Run(shutil.copytree(run.root, root / "run"))
-    vaults = []
-    for client in range(run.spec.data.clients):
-        files = list(copy.vault.rglob(f"client-*{client}.safetensors"))
-        for file in files:
-            target = root / f"vault-{client}" / file.relative_to(copy.vault)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(file, target)
-        if files:
-            vaults.append(root / f"vault-{client}")
-    shutil.rmtree(copy.vault)
-    for name in ("scores.csv", "scores.parquet", "summary.json", "canaries.json"):
-        (copy.root / name).unlink()
-    write_json(copy.root / "run.json", read_json(copy.root / "run.json") | {"deployed": True})
-    return copy, vaults
-
-
-def test_vaults_gathered_afterwards_give_the_same_scores(small_run: Run, tmp_path: Path) -> None:
-    run, vaults = _deployed_copy(small_run, tmp_path)
-    with pytest.raises(RunError, match="gather their vaults"):
-        conclude(run)
-    words = ["score", str(run.root), *(f"--vault={vault}" for vault in vaults)]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
-    assert run.vault.stat().st_mode & 0o777 == 0o700
-    pd.testing.assert_frame_equal(run.scores[SCORES], small_run.scores[SCORES])
-
-
-def test_vaults_gathered_again_are_matched_again(
-    small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedsim.report.write_report", short_report)
-    run, vaults = _deployed_copy(small_run, tmp_path)
-    gather(run, vaults)
-    conclude(run)
-    assert run.summary["verdicts"][0]["verdict"] == "LEAKS"
-    for round_ in (1, 2):
-        one, other = sorted(tmp_path.glob(f"vault-*/round-000{round_}/*.safetensors"))
-        first, second = one.read_bytes(), other.read_bytes()
-        one.write_bytes(second)
-        other.write_bytes(first)
-    gather(run, vaults)
-    conclude(run)
-    assert run.summary["verdicts"][0]["verdict"] == "NO RESULT"
-    assert run.scores.empty
-    told = [event for event in run.events() if event["kind"] == "foreign_truth"]
-    assert len(told) == 4
-    shutil.rmtree(run.vault)
-    other_run = audit(small_spec("defenses=[{name: gaussian_noise, std: 0.1}]"), tmp_path / "other")
-    gather(run, [other_run.vault])
-    conclude(run)
-    assert run.scores.empty
-    assert "of another update than the one observed" in run.events()[-1]["message"]
-
-
-def test_vaults_that_are_none_or_say_the_same_are_refused(small_run: Run, tmp_path: Path) -> None:
-    run, vaults = _deployed_copy(small_run, tmp_path)
-    with pytest.raises(RunError, match="is no vault"):
-        gather(run, [tmp_path / "nowhere"])
-    again = shutil.copytree(vaults[0], tmp_path / "again")
-    with pytest.raises(RunError, match="both the truth of the same client"):
-        gather(run, [vaults[0], again])
-    assert not run.vault.exists()
-
-
 def test_missing_rounds_of_clients_elsewhere_are_not_simulated(
     small_run: Run, tmp_path: Path
 ) -> None:
-    run, _ = _deployed_copy(small_run, tmp_path)
+    run, _ = deployed_copy(small_run, tmp_path)
     run.checkpoint.unlink()
     for again in (lambda: attack_captured(run.root), lambda: audit(run.spec, run.root)):
         with pytest.raises(RunError, match="go on with the `fedsim deploy`"):
             again()
     assert not run.vault.exists()
+
+
+def assert_scored_apart(run: Run, done: Deployment) -> None:
+    """Scored in a directory of its own: every client is replayed by the secret in its vault, which
+    is not the one that its server could work out, and nothing of the truth is left with that."""
+    before = snapshot(run.root)
+    scored = gather(run, [node.vault for node in done.nodes], done.scored)
+    conclude(scored)
+    assert snapshot(run.root) == before
+    assert scored.scores["canary"].max() < 1e-4
+    assert len(scored.scores) >= len(done.nodes) * run.spec.train.rounds
+    for round_ in range(1, run.spec.train.rounds + 1):
+        for node in done.nodes:
+            side = ClientSide(run.spec, node.vault)
+            truth = Vault(scored.vault).read(round_, node.partition)
+            assert truth.defense_seed >= 2**63
+            seen = read_observation(observation_path(run.observations, round_, node.partition))
+            guessed = replace(truth, defense_seed=side.secret(round_, node.partition))
+            assert canary(seen, guessed, torch.device("cpu")) > 1e-3
 
 
 def _traced(command: list[str], log: Path) -> list[str]:
@@ -301,7 +254,7 @@ def _traced(command: list[str], log: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_deployment_over_tls_gives_the_scores_of_the_simulation(
+def test_a_deployment_over_tls_captures_what_its_clients_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, node = tmp_path / "server.txt", tmp_path / "node.txt"
@@ -338,11 +291,7 @@ def test_a_deployment_over_tls_gives_the_scores_of_the_simulation(
         assert str(done.nodes[2].data) in trace, "the trace saw the node at work"
         for other in (done.server, tree, *(n.root for n in done.nodes if n.partition != 2)):
             assert str(other) not in trace
-    gather(run, [node.vault for node in done.nodes])
-    conclude(run)
-    simulated = audit(spec, tmp_path / "simulated")
-    assert simulated.scores["psnr"].max() < 100, "scores at their ceiling would compare nothing"
-    pd.testing.assert_frame_equal(run.scores[SCORES], simulated.scores[SCORES], rtol=1e-4)
+    assert_scored_apart(run, done)
 
 
 @pytest.mark.slow
@@ -409,7 +358,7 @@ def _federated(wrong: Deployment, key: Path | None) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_deployment_goes_on_and_gives_the_scores_of_the_simulation(tmp_path: Path) -> None:
+def test_a_killed_deployment_goes_on_and_every_client_can_be_replayed(tmp_path: Path) -> None:
     spec, root = noisy_spec(2, "train.rounds=3"), tmp_path / "d"
     (tmp_path / "spec.yaml").write_text(spec.to_yaml())
     words = ["deploy", str(tmp_path / "spec.yaml"), "-o", str(root), "--insecure"]
@@ -433,8 +382,4 @@ def test_a_killed_deployment_goes_on_and_gives_the_scores_of_the_simulation(tmp_
     assert_none_alive(str(root))
     assert {file: file.stat().st_mtime_ns for file in (root / "nodes").glob("*/data/*")} == dealt
     assert list(run.rounds["round"]) == [1, 2, 3]
-    gather(run, [root / "nodes" / str(client) / "vault" for client in range(2)])
-    conclude(run)
-    simulated = audit(spec, tmp_path / "simulated")
-    assert simulated.scores["psnr"].max() < 100, "scores at their ceiling would compare nothing"
-    pd.testing.assert_frame_equal(run.scores[SCORES], simulated.scores[SCORES], rtol=1e-4)
+    assert_scored_apart(run, plan_deployment(root, 2, None))

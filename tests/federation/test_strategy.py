@@ -129,7 +129,8 @@ def test_a_vault_of_a_client_elsewhere_is_the_clients_own_misfortune(
     spec = small_spec("train.rounds=1")
     plan, run = prepare(spec), Run.create(tmp_path / "run", spec, deployed=True)
     strategy = AdversarialStrategy(create_strategy(spec), spec, run, plan.public)
-    monkeypatch.setattr("fedsim.core.vault.save_tensors", full)
+    Vault(run.vault).keys.own()
+    monkeypatch.setattr("fedsim.core.vault.write_atomically", full)
     run_federation(spec, run, strategy, plan.initial)
     assert {event["kind"] for event in run.events()} == {"client_failed"}
     assert list(run.rounds["clients"]) == [0]

@@ -18,6 +18,7 @@ from fedsim.core.run.paths import (
     result_path,
     state_path,
     truth_path,
+    vault_key_path,
     weights_path,
 )
 
@@ -37,5 +38,6 @@ __all__ = [
     "result_path",
     "state_path",
     "truth_path",
+    "vault_key_path",
     "weights_path",
 ]

@@ -6,7 +6,8 @@ scores.csv scores.parquet summary.json report.html report-redacted.html grid.png
 
     observations/round-0001/weights.safetensors, .json       what was sent, once for the round
     observations/round-0001/client-0003.safetensors, .json   what came back
-    vault/round-0001/client-0003.safetensors                 what the client learned from
+    vault/round-0001/client-0003.safetensors                 what the client learned from, encrypted
+    vault/key.id                                 the name of the key that opens the vault
     reconstructions/ATTACK/round-0001/client-0003-trial-0.safetensors, or .failed.json, or while
                                                   it is worked on .unfinished.safetensors
     learned/LEARNER/lesson-0001.json              what an attack learned, lesson by lesson
@@ -26,6 +27,7 @@ OBSERVATIONS, VAULT, SPOOL = "observations", "vault", "spool"
 RECONSTRUCTIONS, LEARNED = "reconstructions", "learned"
 OFFLINE, POSITIONS = "offline", "positions"
 WEIGHTS = "weights.safetensors"
+VAULT_KEY, VAULT_KEYS = "key.id", "vault-keys"  # the keys of clients elsewhere: beside their vault
 RESULT, FAILURE, NOTEBOOK = ".safetensors", ".failed.json", ".unfinished.safetensors"
 ROUND_COLUMNS = (
     *("round", "clients", "failed", "train_loss", "test_loss", "test_accuracy"),
@@ -56,6 +58,11 @@ def truth_path(vault: Path, round_: int, client: int) -> Path:
 def state_path(vault: Path, round_: int, client: int) -> Path:
     """What a client keeps for its next round, in a vault."""
     return vault / f"{observation_name(round_, client)}.state.safetensors"
+
+
+def vault_key_path(vault: Path) -> Path:
+    """Where a vault says which key opens it."""
+    return vault / VAULT_KEY
 
 
 def list_observations(root: Path) -> list[Path]:
