@@ -439,7 +439,7 @@ class RayPool(Pool):
         return keep(returned, job)
 
     def _await(self, actor: Any, future: Any, job: AnyJob) -> None:
-        """Wait until a job is over and say meanwhile how far it is; where it hangs, kill its worker."""
+        """Wait until a job is over, and say how far it is; where it hangs, kill its worker."""
         pulse, last = Pulse(self.limits), Sign()
         while not ray.wait([future], timeout=1)[0]:  # asking costs the driver, too
             try:
