@@ -3,7 +3,6 @@ that fails on them has shown nothing, and the verdict must say so."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,6 +15,7 @@ import fedsim
 import fedsim.clients.app
 from fedsim.audit.stages import audit, conclude, federate
 from fedsim.clients.app import ClientSide
+from fedsim.core.files import read_json, write_json
 from fedsim.core.learning import Update
 from fedsim.core.run import Run, list_observations
 from fedsim.core.spec import Spec
@@ -209,10 +209,10 @@ def test_the_canary_calls_a_misdeclared_protocol_misspecified(tmp_path: Path, li
     )
     run = federate(spec, tmp_path / "run")
     for path in list_observations(run.observations):
-        about = json.loads(path.read_text())
+        about = read_json(path)
         for key, value in lie.items():
             about[key] = {**about[key], **value} if isinstance(value, dict) else value
-        path.write_text(json.dumps(about))
+        write_json(path, about)
     audit(spec, run.root)
     assert run.summary["verdicts"][0]["verdict"] == "MIS-SPECIFIED"
     assert not run.summary["verdicts"][0]["canary"]["ok"]
