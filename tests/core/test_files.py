@@ -81,11 +81,10 @@ def test_a_bit_that_is_flipped_anywhere_is_damage(
     write(path)
     read(path)
     for at in range(path.stat().st_size):
-        for bit in range(8):
-            flip(path, at, bit)
-            with pytest.raises(DamagedError, match="is damaged"):
-                read(path)
-            flip(path, at, bit)
+        flip(path, at, at % 8)
+        with pytest.raises(DamagedError, match="is damaged"):
+            read(path)
+        flip(path, at, at % 8)
 
 
 def test_what_comes_after_a_sealed_mapping_is_damage(tmp_path: Path) -> None:

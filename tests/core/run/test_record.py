@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedsim.core.files import read_json
+from fedsim.core.errors import DamagedError
+from fedsim.core.files import parse_json, read_json
 from fedsim.core.run.record import Record, read_record, read_sheet, sheet_is_broken, write_record
 from fedsim.core.spec import Spec, load_spec
 from tests.planted import flip
@@ -39,15 +40,31 @@ def test_to_whoever_reads_the_spec_the_record_is_a_comment(root: Path) -> None:
     assert Spec.model_validate(read_json(root / "run.json")["spec"]) == SPEC
 
 
-@pytest.mark.parametrize("name", ["run.json", "spec.yaml"])
+def _is_damaged(content: bytes) -> bool:
+    try:
+        parse_json(content, "it")
+    except DamagedError:
+        return True
+    return False
+
+
+is_broken = {"run.json": _is_damaged, "spec.yaml": sheet_is_broken}
+
+
+@pytest.mark.parametrize("name", is_broken)
 def test_a_bit_that_turned_anywhere_in_one_is_found_and_the_other_tells(
     name: str, root: Path
 ) -> None:
     whole = (root / name).read_bytes()
     for at in range(len(whole)):
+        for bit in range(8):
+            content = bytearray(whole)
+            content[at] ^= 1 << bit
+            assert is_broken[name](bytes(content)), (at, bit)
+    for at in (0, 100, len(whole) - 25, len(whole) - 1):
         flip(root / name, at, at % 8)
-        assert read_record(root) == RECORD, at
-        assert write_record(root, RECORD) == [name], at
+        assert read_record(root) == RECORD
+        assert write_record(root, RECORD) == [name]
         assert (root / name).read_bytes() == whole
 
 
