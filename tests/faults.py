@@ -46,6 +46,32 @@ class KillsItsWorker:
 
 
 @dataclass(frozen=True)
+class Hangs:
+    """Never comes to an end; with ``once``, on its first try alone. The marker says that it hangs.
+
+    It sleeps, loops, or reports one step for ever.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"image_size", "batch_size"})
+    marker: str
+    how: str = "loop"
+    once: bool = True
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        tries = len(list(Path(self.marker).parent.glob(f"{Path(self.marker).name}*")))
+        if tries == 0 or not self.once:
+            Path(f"{self.marker}{tries}").touch()
+            if self.how == "sleep":
+                time.sleep(600)
+            while True:
+                if self.how == "reports":
+                    progress(1, 10)
+        return _grey(view)
+
+
+@dataclass(frozen=True)
 class Crashes:
     """A bug in an attack."""
 

@@ -22,7 +22,7 @@ from fedsim.audit.stages import audit
 from fedsim.bench.cells import load_bench
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import FedsimError
-from fedsim.core.files import save_tensors
+from fedsim.core.files import read_json, save_tensors
 from fedsim.core.notebook import Notebook
 from fedsim.core.observation import check_observation, is_finite, read_observation
 from fedsim.core.run import Run
@@ -432,7 +432,7 @@ def test_a_loader_answers_anything_with_a_value_or_one_sentence(loader: str, run
 
 
 def test_observations_of_any_structure_are_read_or_refused(run: Run) -> None:
-    good = json.loads(observation_of(run).read_text())
+    good = read_json(observation_of(run))
     FUZZED["observation tree"] = (altered(good), observation_tree)
     assert fuzz("observation tree", FEW, run) >= 100
     assert read_observation(observation_of(run)).client == 0  # the files were put back

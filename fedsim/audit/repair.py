@@ -2,15 +2,19 @@
 
 Whatever can be computed again is thrown away and done again. A round whose observation, truth or
 client state is damaged, or lies in another one's place, is redone from the weights that were sent
-in it: simulated clients draw everything from the spec's seed, so they do the same again. A result
-names by checksum the observation it was made from, and is thrown away where that has changed. Only
-a vault whose key is elsewhere is left for its owner to decide about.
+in it: simulated clients draw everything from the spec's seed, so they do the same again. Clients
+elsewhere do not: of theirs nothing is thrown away that only they could make. A result names by
+checksum the observation it was made from, and is thrown away where that has changed. Only a vault
+whose key is elsewhere is left for its owner to decide about.
 """
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
+
+from PIL import Image
 
 from fedsim.campaign.jobs import Job
 from fedsim.campaign.plan import observed_rounds
@@ -24,25 +28,45 @@ from fedsim.core.vault import Vault
 from fedsim.federation.checkpoint import Checkpoint, read_checkpoint, write_checkpoint, write_rounds
 
 ABSENT = ("client_failed", "client_silent")  # events of clients that left nothing in a round
+_LAST_PART = b"\0\0\0\0IEND\xaeB`\x82"  # of every PNG
 
 
 def mend(run: Run, spec: Spec) -> None:
     """Set right what can be set right, before anything is read; every loss is noted."""
     for leftover in list(run.root.rglob(f".*{UNFINISHED}")):
         leftover.unlink()
+    for path in (run.canaries, run.summary_path):
+        _drop_damaged(run, path)
     _mend_rounds(run, spec)
     _mend_memories(run)
+
+
+def _drop_damaged(run: Run, path: Path) -> None:
+    """Throw a JSON file away that is damaged, and say so."""
+    try:
+        read_json(path)
+    except FileNotFoundError:
+        return
+    except DamagedError:
+        path.unlink()
+        _note(run, path, "was damaged and is made again")
+
+
+def _note(run: Run, path: Path, words: str) -> None:
+    name = path.absolute().relative_to(run.root.absolute()).as_posix()
+    run.note("mended", f"'{name}' {words}", file=name)
 
 
 def drop_unusable(run: Run, job: Job) -> None:
     """Throw a result away that is damaged, or made from an observation that was made again."""
     if not job.result.is_file():
+        _drop_damaged(run, job.failure)
         return
     try:
         source = Reconstruction.load(job.result).observation
     except RunError:
         job.result.unlink()
-        run.note("mended", f"{job.name}: the result was damaged and is made again")
+        _note(run, job.result, "was damaged and is made again")
         return
     if source and source != recorded_checksum(job.observation):
         job.result.unlink()
@@ -53,8 +77,7 @@ def _mend_rounds(run: Run, spec: Spec) -> None:
     try:
         checkpoint = read_checkpoint(run)
     except RunError:
-        run.checkpoint.unlink()
-        run.note("mended", "the checkpoint was damaged; all rounds are done again")
+        _replace_checkpoint(run, spec)
         return
     damage = None
     if not run.deployed:
@@ -77,6 +100,29 @@ def _mend_key(run: Run) -> None:
         raise MissingKeyError(
             f"{words}; where it is lost, delete the vault and the rounds are done again."
         ) from error
+
+
+def _replace_checkpoint(run: Run, spec: Spec) -> None:
+    """Without its checkpoint a run has done no round; one of clients elsewhere that had done all of
+    them is still over, and its last model alone is lost."""
+    rows = _rows(run) if run.deployed else []
+    if len(rows) == spec.train.rounds:
+        write_checkpoint(run, Checkpoint(rows, {}, {}))
+        _note(run, run.checkpoint, "was damaged; the model after the last round is lost")
+    else:
+        run.checkpoint.unlink()
+        _note(run, run.checkpoint, "was damaged; all rounds are done again")
+
+
+def _rows(run: Run) -> list[dict[str, Any]]:
+    """The rounds by the table of them; none where that does not count them."""
+    try:
+        table = run.rounds.astype(object)
+    except FedsimError:
+        return []
+    rows: list[dict[str, Any]] = table.where(table.notna(), None).to_dict("records")
+    counted = [row.get("round") for row in rows] == list(range(1, len(rows) + 1))
+    return rows if counted else []
 
 
 def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
@@ -117,7 +163,8 @@ def _redo(run: Run, spec: Spec, checkpoint: Checkpoint, round_: int) -> int:
 
 
 def _mend_memories(run: Run) -> None:
-    """A memory with a damaged file is forgotten, and learned again from the traffic."""
+    """A memory with a damaged file is forgotten, and learned again from the traffic; a picture of
+    it is only taken away."""
     for memory in sorted(run.learned.glob("*")) if run.learned.is_dir() else []:
         try:
             for file in sorted(memory.iterdir()):
@@ -125,6 +172,11 @@ def _mend_memories(run: Run) -> None:
         except DamagedError as error:
             shutil.rmtree(memory)
             run.note("mended", f"what '{memory.name}' learned is learned again: {error}")
+            continue
+        for picture in sorted(memory.glob("*.png")):
+            if not _is_whole(picture):
+                picture.unlink()
+                _note(run, picture, "was damaged and is left out of the report")
 
 
 def _check(file: Path) -> None:
@@ -132,3 +184,13 @@ def _check(file: Path) -> None:
         read_json(file)
     elif file.suffix == ".safetensors":
         read_tensors(file)
+
+
+def _is_whole(picture: Path) -> bool:
+    """Whether a PNG is as it was written: its parts have checksums, but for its last."""
+    try:
+        with Image.open(picture) as opened:
+            opened.verify()
+    except (OSError, SyntaxError, ValueError):  # as Pillow says it
+        return False
+    return picture.read_bytes().endswith(_LAST_PART)

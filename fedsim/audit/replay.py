@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from fedsim.campaign.pools import InlinePool
 from fedsim.campaign.progress import Silent, Watch
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import FedsimError, ObservationError
+from fedsim.core.files import read_json
 from fedsim.core.knowledge import Secrets, refuse_unplayed
 from fedsim.core.metrics import psnr
 from fedsim.core.run import Run, address_of, list_observations, paths
@@ -89,7 +89,7 @@ def _observations(source: Path) -> list[Path]:
 def _spec(run: Run, threat: str | None) -> Spec:
     """The spec the observations were made with, or the defaults for files that travelled alone."""
     overrides = [f"threat={threat}"] if threat else []
-    return load_spec(run.spec_path if run.spec_path.is_file() else {}, overrides)
+    return load_spec(run.spec.model_dump(mode="json") if run.spec_path.is_file() else {}, overrides)
 
 
 def _row(run: Run, job: Job) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _row(run: Run, job: Job) -> dict[str, Any]:
         "unscored": None,
     }
     if job.failure.is_file():
-        return row | {"failure": json.loads(job.failure.read_text())["reason"]}
+        return row | {"failure": read_json(job.failure)["reason"]}
     result = Reconstruction.load(job.result)
     picture = job.result.with_suffix(".png")
     _draw(result.images, picture)

@@ -33,7 +33,7 @@ from fedsim.campaign.pools import InlinePool, Pool, RayPool
 from fedsim.campaign.progress import Silent, Watch
 from fedsim.clients import images_of
 from fedsim.cluster.session import ray_session, refuse_silence
-from fedsim.core.errors import FedsimError, RunError
+from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import read_json, write_json
 from fedsim.core.metrics import METRICS
 from fedsim.core.observation import is_finite
@@ -227,7 +227,7 @@ def _engine(spec: Spec) -> AbstractContextManager[None]:
 def _pool(spec: Spec, run: Run, watch: Watch) -> Pool:
     handout = Handout(spec.threat, spec.seed, spec.engine.device, load_surrogate(spec))
     kind = RayPool if spec.engine.kind == "ray" else InlinePool
-    return kind(spec, handout, watch, secrets_of(spec, run))
+    return kind(spec, handout, watch, secrets_of(spec, run), tell=run.note)
 
 
 def _refuse_to_simulate(run: Run) -> None:
@@ -263,7 +263,10 @@ def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:
     for label, memory in memories(run, run.spec).items():  # what it learned from counts as well
         for lesson in list_lessons(memory):
             fields = read.setdefault(label, [])
-            fields += [f for f in read_json(lesson)["ledger"] if f not in fields]
+            try:
+                fields += [f for f in read_json(lesson)["ledger"] if f not in fields]
+            except DamagedError as error:
+                run.note("damaged", f"{error} What it read for '{label}' is not told.")
     return read
 
 

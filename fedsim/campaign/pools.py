@@ -1,7 +1,8 @@
 """Pools of attack workers: jobs in, results on disk. In this process, or in Ray actors.
 
 A job is done when its result file exists, and starts when that of the job it requires does. A job
-that crashes is tried again; one that cannot be done is reported with its reason; the others go on.
+that crashes or hangs is tried again; one that cannot be done is reported with its reason; the
+others go on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any, Protocol
 import ray
 
 from fedsim.campaign.jobs import AnyJob, Handout, Job, work
+from fedsim.campaign.pulse import HungError, Limits, Pulse
 from fedsim.campaign.remote_files import (
     Post,
     Returned,
@@ -30,6 +33,7 @@ from fedsim.campaign.remote_files import (
     stamps,
     work_on,
 )
+from fedsim.campaign.watchdog import guarded
 from fedsim.cluster.local import ATTACK_RESOURCE
 from fedsim.cluster.session import own_version, refuse_version, still_up, worker_gpus
 from fedsim.core.attack import Lesson, Progress, Reconstruction
@@ -51,6 +55,11 @@ class Watcher(Protocol):
 
 
 Lookup = Callable[[Job], Secrets]
+Tell = Callable[..., None]  # kind, message, where: as a run notes its events
+
+
+def untold(kind: str, message: str, **where: Any) -> None:
+    """For callers that keep no events."""
 
 
 class Pool(ABC):
@@ -59,13 +68,17 @@ class Pool(ABC):
     A job whose requirement is not there yet is held back until the job that makes it settles.
     """
 
-    def __init__(self, spec: Spec, handout: Handout, watcher: Watcher, secrets: Lookup):
-        self.retries, self.handout, self.watcher, self.secrets = (
-            spec.engine.retries,
-            handout,
-            watcher,
-            secrets,
-        )
+    def __init__(
+        self,
+        spec: Spec,
+        handout: Handout,
+        watcher: Watcher,
+        secrets: Lookup,
+        *,
+        tell: Tell = untold,
+    ):
+        self.retries, self.limits = spec.engine.retries, Limits.of(spec.engine)
+        self.handout, self.watcher, self.secrets, self.tell = handout, watcher, secrets, tell
         self.held: list[AnyJob] = []
         self.failed: dict[Path, tuple[str, str]] = {}  # result that never came: kind and reason
         self._lock = threading.Lock()
@@ -133,7 +146,7 @@ class Pool(ABC):
     def _settle(self, job: AnyJob, attempt: Callable[[], Reconstruction | Lesson]) -> None:
         """Try a job until it is done or has failed for good."""
         kind, reason = "crashed", ""
-        for _ in range(self.retries + 1):
+        for left in reversed(range(self.retries + 1)):
             try:
                 attempt().save(job.result)
                 job.failure.unlink(missing_ok=True)
@@ -142,12 +155,20 @@ class Pool(ABC):
                 break
             except _LostError:  # the worker's fate, not yet the job's
                 raise
+            except HungError as error:
+                kind, reason = "hung", str(error)
+                self._tell_hung(job, reason, again=left > 0)
             except Exception as error:
-                reason = _crash(error)
+                kind, reason = "crashed", _crash(error)
             else:
                 self._done(job)
                 return
         self._fail(job, kind, reason)
+
+    def _tell_hung(self, job: AnyJob, reason: str, *, again: bool) -> None:
+        where = {"round": job.round} | ({"client": job.client} if isinstance(job, Job) else {})
+        then = "and is tried again" if again else "and given up"
+        self.tell("attack_hung", f"{job.name} was ended {then}: {reason}", **where)
 
 
 def _kind(error: FedsimError) -> str:
@@ -162,10 +183,11 @@ def _crash(error: Exception) -> str:
 
 
 class InlinePool(Pool):
-    """Every job in this process, one after the other, when the pool is drained."""
+    """Every job in this process, one after the other, when the pool is drained; each in a thread
+    of its own, which is given up when the job hangs."""
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
+    def __init__(self, *args: Any, tell: Tell = untold):
+        super().__init__(*args, tell=tell)
         self.jobs: list[AnyJob] = []
 
     def _queue(self, job: AnyJob) -> None:
@@ -179,7 +201,10 @@ class InlinePool(Pool):
                 self.watcher.progressed(job, done, total, loss)
 
             def attempt(job: AnyJob = job, report: Progress = report) -> Reconstruction | Lesson:
-                return work(job, self.handout, self._secrets(job), report)
+                secrets = self._secrets(job)
+                return guarded(
+                    lambda progress: work(job, self.handout, secrets, progress), self.limits, report
+                )
 
             self._settle(job, attempt)
         self._abandon()
@@ -193,7 +218,7 @@ class AttackWorker:
 
     def __init__(self, cpu_threads: int):
         self.cpu_threads = cpu_threads
-        self.state: tuple[int, int, float | None] = (0, 0, None)
+        self.state = Sign()
 
     def greet(self) -> Home:
         """Where this worker is, and which fedsim it has."""
@@ -212,7 +237,7 @@ class AttackWorker:
         sent: dict[str, ray.ObjectRef] | None = None,
     ) -> Returned:
         """Do a job on the driver's files or, where these are not here, on a parcel of them."""
-        self.state = (0, 0, None)
+        self.state = Sign()
         with threads(self.cpu_threads):
             try:
                 if sent is not None:
@@ -222,11 +247,21 @@ class AttackWorker:
                 # Ray wraps what an actor raises; ours must arrive as what they are.
                 raise _VerdictError(type(error).__name__, str(error)) from None
 
-    def status(self) -> tuple[int, int, float | None]:
+    def status(self) -> Sign:
         return self.state
 
     def _report(self, done: int, total: int, loss: float | None = None) -> None:
-        self.state = (done, total, loss)
+        self.state = Sign(self.state.number + 1, done, total, loss)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a job under way last reported, and the how-manieth report it was."""
+
+    number: int = 0
+    done: int = 0
+    total: int = 0
+    loss: float | None = None
 
 
 class SealedWorker(AttackWorker):
@@ -255,23 +290,37 @@ class _LostError(Exception):
     """A worker died over a job, or its node did."""
 
 
+class _HungWorkerError(_LostError):
+    """A worker was killed because its job hung."""
+
+
 class RayPool(Pool):
     """Ray actors in a resource of their own, each fed by a thread here.
 
     An actor for which no node has room yet waits, and takes no job meanwhile. What a worker leaves
-    undone when it dies goes back to the queue, for whoever is free.
+    undone when it dies goes back to the queue, for whoever is free. A worker whose job hangs is
+    killed, and started again.
     """
 
     patience = 300.0  # seconds without a single worker, after which the run gives up
 
-    def __init__(self, spec: Spec, handout: Handout, watcher: Watcher, secrets: Lookup):
-        super().__init__(spec, handout, watcher, secrets)
+    def __init__(
+        self,
+        spec: Spec,
+        handout: Handout,
+        watcher: Watcher,
+        secrets: Lookup,
+        *,
+        tell: Tell = untold,
+    ):
+        super().__init__(spec, handout, watcher, secrets, tell=tell)
         workers = spec.engine.attack_workers
         cpus = spec.engine.cpus or os.cpu_count() or 1
         self.elsewhere = spec.engine.address is not None
         self.shared, self.post = ray.put(handout), Post()
         self.jobs: queue.Queue[AnyJob | None] = queue.Queue()
         self.lost: dict[Path, list[str]] = {}  # by result, the nodes on which a worker died over it
+        self.hung: Counter[Path] = Counter()  # by result, how often its job hung
         self.broken: Exception | None = None
         self.closing = threading.Event()
         self.up: set[int] = set()  # the workers that answered when they were last asked
@@ -337,6 +386,14 @@ class RayPool(Pool):
         """Have a job done; where its worker dies, by another, as often as a job may be tried."""
         try:
             self._settle(job, lambda: self._remote(actor, home, job))
+        except _HungWorkerError as error:
+            self.hung[job.result] += 1
+            again, reason = self.hung[job.result] <= self.retries, str(error)
+            self._tell_hung(job, reason, again=again)
+            if again:
+                self.jobs.put(job)
+            else:
+                self._fail(job, "hung", reason)
         except _LostError:
             if self.closing.is_set():
                 return
@@ -380,13 +437,7 @@ class RayPool(Pool):
         try:
             sent = self._sent(actor, job) if self.elsewhere else None
             future = actor.work.remote(job, self.shared, self._secrets(job), sent)
-            while not ray.wait([future], timeout=1)[0]:  # asking costs the driver, too
-                try:
-                    done, total, loss = ray.get(actor.status.remote(), timeout=1)
-                except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-                    continue  # the job's own future tells what became of it
-                if total:
-                    self.watcher.progressed(job, done, total, loss)
+            self._await(actor, future, job)
             returned: Returned = ray.get(future)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, _VerdictError):
@@ -398,6 +449,23 @@ class RayPool(Pool):
         except ray.exceptions.RayActorError as error:
             raise _LostError(home.node) from error
         return keep(returned, job)
+
+    def _await(self, actor: Any, future: Any, job: AnyJob) -> None:
+        """Wait until a job is over, and say how far it is; where it hangs, kill its worker."""
+        pulse, last = Pulse(self.limits), Sign()
+        while not ray.wait([future], timeout=1)[0]:  # asking costs the driver, too
+            try:
+                sign: Sign = ray.get(actor.status.remote(), timeout=1)
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+                sign = last  # the job's own future tells what became of it
+            if sign.number != last.number:
+                pulse.beat(sign.total)
+                last = sign
+            if sign.total:
+                self.watcher.progressed(job, sign.done, sign.total, sign.loss)
+            if (why := pulse.overdue()) is not None:
+                ray.kill(actor, no_restart=False)
+                raise _HungWorkerError(why)
 
     def _sent(self, actor: Any, job: AnyJob) -> dict[str, ray.ObjectRef] | None:
         """What the job reads, in Ray's object store, where the worker does not see the disk."""

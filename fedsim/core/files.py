@@ -1,10 +1,13 @@
 """Files: written whole or not at all, and recognised when they are damaged.
 
-Tensors carry a seal, a hash of everything in their file, so that damage is found on reading.
+A file is on the disk before it takes its name, and its name before anything that counts on it is
+written: a power cut leaves what a kill leaves. Tensors and JSON carry a seal, a hash of everything
+in their file, so that damage is found on reading. What has no seal is taken as it is.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -24,6 +27,8 @@ from fedsim.core.errors import DamagedError
 
 UNFINISHED = ".unfinished-write"  # the suffix of a file while it is written
 _SEALED = "sealed"  # one entry for seal and metadata: several would be written in any order
+_SEAL = "seal"  # the last key of a sealed mapping
+FILE_END, LINE_END = b"\n}\n", b"}\n"  # what closes a mapping over lines, and on one
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -34,32 +39,112 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 @contextmanager
 def _replacing(path: Path, mode: int) -> Iterator[Path]:
-    """A temporary file beside ``path`` that becomes it when all went well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A temporary file beside ``path`` that becomes it when all went well and is on the disk."""
+    _make(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
         temporary.chmod(mode)
+        sync(temporary)
         temporary.replace(path)
+        sync(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
+def _make(folder: Path) -> None:
+    """Make a folder and those above it, each on the disk."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Return when a file's content, or a folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # what this file system cannot do
+            raise
+    finally:
+        os.close(handle)
+
+
 def write_json(path: Path, content: Any, mode: int = 0o644) -> None:
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode(), mode)
+    """Write JSON, atomically; a mapping with its seal as one more key."""
+    write_atomically(path, json_file(content), mode)
+
+
+def json_file(content: Any) -> bytes:
+    """What `write_json` writes."""
+    if not isinstance(content, dict):
+        return (json.dumps(content, indent=2) + "\n").encode()
+    return sealed_text(json.dumps({**content, _SEAL: ""}, indent=2) + "\n")
+
+
+def json_line(content: Mapping[str, Any]) -> bytes:
+    """A mapping on a line of its own, sealed."""
+    return sealed_text(json.dumps({**content, _SEAL: ""}) + "\n")
 
 
 def read_json(path: Path) -> Any:
     """What `write_json` wrote; damage is an error."""
     try:
-        return json.loads(path.read_bytes())
+        content = path.read_bytes()
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise DamagedError(f"'{path}' is damaged: not JSON.") from error
+    except OSError as error:
+        raise DamagedError(f"'{path}' is damaged: {error.strerror}.") from error
+    return parse_json(content, f"'{path}'")
+
+
+def parse_json(content: bytes, where: str, end: bytes = FILE_END) -> Any:
+    """What `json_file` made, or `json_line` with its ``end``; damage is an error."""
+    broken = seal_is_broken(content, end)
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{where} is damaged: not JSON.") from error
+    if isinstance(parsed, dict) and _SEAL in parsed:
+        broken = broken or not _is_sealed(content, end)
+        del parsed[_SEAL]
+    if broken:
+        raise DamagedError(f"{where} is damaged: its seal is broken.")
+    return parsed
+
+
+def sealed_text(text: str) -> bytes:
+    """A text that ends in an empty seal and what closes it, with the seal of all before it."""
+    head, _, end = text.rpartition(f'"{_SEAL}": ""')
+    return head.encode() + _frame(head.encode(), end.encode())
+
+
+def seal_is_broken(content: bytes, end: bytes) -> bool:
+    """Whether a text was sealed and is another now, be it in the seal's own name."""
+    if _is_sealed(content, end):
+        return False
+    size = len(_frame(b"", end))
+    named = f'"{_SEAL}"'.encode() in content[-2 * size :]
+    return named or _hash(content[:-size]) in content[-size:]
+
+
+def _is_sealed(content: bytes, end: bytes) -> bool:
+    """Whether a text ends in the seal of all that comes before it."""
+    size = len(_frame(b"", end))
+    return content[-size:] == _frame(content[:-size], end)
+
+
+def _frame(head: bytes, end: bytes) -> bytes:
+    return f'"{_SEAL}": "'.encode() + _hash(head) + b'"' + end
+
+
+def _hash(content: bytes) -> bytes:
+    return xxhash.xxh3_64_hexdigest(content).encode()
 
 
 def save_tensors(
@@ -121,10 +206,11 @@ def _intact(
     """What is read, once its seal was looked at."""
     try:
         tensors, about = read()
-        intact = True
         if _SEALED in about:
             seal, about = json.loads(about[_SEALED])
             intact = seal == _seal(tensors, about)
+        else:  # a seal under another name has a damaged name
+            intact = not any(_seals(text, tensors) for text in about.values())
     except FileNotFoundError:
         raise
     except Exception as error:  # whatever a parser makes of meaningless bytes
@@ -149,3 +235,12 @@ def _seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     forms = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()}
     rest = json.dumps([forms, dict(metadata)], sort_keys=True)
     return checksum(tensors) + xxhash.xxh3_64_hexdigest(rest.encode())
+
+
+def _seals(text: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether an entry of a file's metadata is the seal of its tensors."""
+    try:
+        seal, about = json.loads(text)
+        return bool(seal == _seal(tensors, dict(about)))
+    except (ValueError, TypeError, RecursionError):  # whatever others wrote there
+        return False

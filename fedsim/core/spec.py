@@ -217,6 +217,10 @@ class EngineSpec(_Section):
     address: str | None = None
     attack_workers: Positive = 1
     retries: Annotated[int, Field(ge=0)] = 1
+    # Seconds: that a job may go without a step it reports, and that it may take in all (null: a
+    # day, or ten minutes for each step it announces). After that it is ended, told and tried again.
+    job_silence: Annotated[float, Field(gt=0)] = 3600.0
+    job_timeout: Annotated[float, Field(gt=0)] | None = None
     device: str = "auto"
     client_gpus: Annotated[float, Field(ge=0)] = 0.0  # share of a GPU each client takes
     gpus_per_worker: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = (

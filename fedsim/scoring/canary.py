@@ -44,7 +44,7 @@ class _Canaries(BaseModel):
     """The file of them, and a hash of all."""
 
     canaries: dict[str, Kept]
-    seal: str
+    hash: str
 
 
 def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]:
@@ -93,10 +93,10 @@ def computed_from(path: Path, truth: Truth, own: Mapping[str, Tensor]) -> str:
 def keep_canaries(path: Path, canaries: Mapping[str, Kept]) -> None:
     """Write canaries down, sealed."""
     content = {name: kept.model_dump() for name, kept in canaries.items()}
-    write_json(path, {"canaries": content, "seal": _seal(content)})
+    write_json(path, {"canaries": content, "hash": _hash(content)})
 
 
-def _seal(content: Mapping[str, Mapping[str, object]]) -> str:
+def _hash(content: Mapping[str, Mapping[str, object]]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -107,7 +107,7 @@ def _known_canaries(run: Run) -> dict[str, Kept]:
         known = _Canaries.model_validate(read_json(run.canaries))
     except (FileNotFoundError, DamagedError, ValidationError):
         return {}
-    if _seal({name: kept.model_dump() for name, kept in known.canaries.items()}) != known.seal:
+    if _hash({name: kept.model_dump() for name, kept in known.canaries.items()}) != known.hash:
         run.note("mended", f"{paths.CANARIES} was altered; its canaries are computed again")
         return {}
     return known.canaries

@@ -11,7 +11,6 @@ damaged   its spec or its summary cannot be read
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import time
@@ -24,8 +23,10 @@ import pandas as pd
 import yaml
 
 from fedsim.campaign.plan import labelled_attacks, trials_of, victims
-from fedsim.core.errors import RunError
+from fedsim.core.errors import DamagedError, RunError
+from fedsim.core.files import LINE_END, parse_json
 from fedsim.core.run import ROUND_COLUMNS, list_lessons, paths, result_name
+from fedsim.core.run.record import sheet_is_broken
 from fedsim.core.spec import Spec, load_spec
 from fedsim.report.content import RANK, baseline_of
 from fedsim.report.formats import count
@@ -47,6 +48,8 @@ class Planned:
 
     @classmethod
     def parse(cls, content: bytes) -> Planned:
+        if sheet_is_broken(content):
+            raise RunError(f"{paths.SPEC} is damaged: its seal is broken.")
         parsed = yaml.safe_load(content)
         if not isinstance(parsed, dict):
             raise RunError(f"{paths.SPEC} is empty or no spec.")
@@ -255,11 +258,11 @@ def events_of(files: Files, place: Place) -> tuple[list[dict[str, str]], int]:
 
 def _events(content: bytes) -> tuple[list[dict[str, str]], int]:
     events, damaged = [], 0
-    for line in content.decode("utf-8", "replace").splitlines():
+    for line in content.split(b"\n"):
         try:
-            event = json.loads(line)
+            event = parse_json(line + b"\n", paths.EVENTS, LINE_END)
             kind, message = str(event["kind"]), str(event["message"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (DamagedError, KeyError, TypeError):
             damaged += bool(line.strip())
             continue
         where = ", ".join(f"{k} {event[k]}" for k in ("round", "client") if k in event)
@@ -285,13 +288,13 @@ def failures_of(files: Files, place: Place) -> list[str]:
 
 
 def _failure(content: bytes) -> str:
-    failure = json.loads(content)
+    failure = parse_json(content, "why a job failed")
     return f"{failure['job']}: {failure['reason']}"
 
 
 def _outcomes(content: bytes) -> list[Outcome]:
     """The verdicts of a summary; anything that is not one raises."""
-    summary = json.loads(content)
+    summary = parse_json(content, paths.SUMMARY)
     return [
         Outcome(
             attack=str(entry["attack"]),
@@ -312,7 +315,7 @@ def _outcomes(content: bytes) -> list[Outcome]:
 
 def _failed(content: bytes) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for job in json.loads(content).get("failed_jobs", []):
+    for job in parse_json(content, paths.SUMMARY).get("failed_jobs", []):
         counts[str(job.get("attack"))] = counts.get(str(job.get("attack")), 0) + 1
     return counts
 

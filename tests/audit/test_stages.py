@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from fedsim.audit.stages import audit, federate
 from fedsim.campaign.plan import prepare
 from fedsim.core.errors import DataError, ModelError, NotGranted, RunError, SpecError
+from fedsim.core.files import read_json, write_json
 from fedsim.core.run import Run, list_observations
 from fedsim.core.vault import Vault
 from fedsim.scoring.scores import columns
@@ -217,8 +217,7 @@ def test_an_observation_of_clients_elsewhere_cannot_be_made_again_and_costs_its_
     small_run: Run, tmp_path: Path
 ) -> None:
     run = Run(shutil.copytree(small_run.root, tmp_path / "run"))
-    about = json.loads((run.root / "run.json").read_text())
-    (run.root / "run.json").write_text(json.dumps({**about, "deployed": True}))
+    write_json(run.root / "run.json", read_json(run.root / "run.json") | {"deployed": True})
     shutil.rmtree(run.reconstructions)
     (run.root / "canaries.json").unlink()
     damaged = list_observations(run.observations)[0].with_suffix(".safetensors")

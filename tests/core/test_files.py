@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save, save_file
 
+from fedsim.core import files
 from fedsim.core.errors import DamagedError
 from fedsim.core.files import (
+    LINE_END,
     checksum,
+    json_line,
+    parse_json,
     read_json,
     read_tensors,
     save_tensors,
@@ -21,6 +28,7 @@ from fedsim.core.files import (
     write_atomically,
     write_json,
 )
+from tests.planted import flip
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1, 2])}
 
@@ -71,14 +79,108 @@ def test_in_memory_tensors_are_what_they_are_in_a_file(tmp_path: Path) -> None:
             tensors_from_bytes(cut, tmp_path / "t")
 
 
-@pytest.mark.parametrize("at", [-1, -20, 60, 100])
-def test_a_bit_that_is_flipped_anywhere_is_damage(tmp_path: Path, at: int) -> None:
-    save_tensors(tmp_path / "t", TENSORS, {"about": "them"})
-    content = bytearray((tmp_path / "t").read_bytes())
-    content[at] ^= 1
-    (tmp_path / "t").write_bytes(content)
-    with pytest.raises(DamagedError, match="is damaged"):
-        read_tensors(tmp_path / "t")
+JSON = {"kind": "delta", "loss": 1.5e-07, "words": "ä, \u2028", "none": None, "list": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("write", "read"),
+    [
+        (lambda path: save_tensors(path, TENSORS, {"about": "them"}), read_tensors),
+        (lambda path: save_tensors(path, TENSORS), read_tensors),
+        (lambda path: write_json(path, JSON), read_json),
+        (lambda path: write_json(path, {}), read_json),
+        (
+            lambda path: path.write_bytes(json_line(JSON)),
+            lambda path: parse_json(path.read_bytes(), "a line", LINE_END),
+        ),
+    ],
+    ids=["tensors", "tensors alone", "json", "empty json", "line"],
+)
+def test_a_bit_that_is_flipped_anywhere_is_damage(
+    write: Callable[[Path], None], read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    write(path)
+    read(path)
+    for at in range(path.stat().st_size):
+        flip(path, at, at % 8)
+        with pytest.raises(DamagedError, match="is damaged"):
+            read(path)
+        flip(path, at, at % 8)
+
+
+def test_what_comes_after_a_sealed_mapping_is_damage(tmp_path: Path) -> None:
+    write_json(tmp_path / "j", JSON)
+    whole = (tmp_path / "j").read_bytes()
+    for content in (whole + b"\n", whole[:-1], whole + b" " * 200):
+        (tmp_path / "j").write_bytes(content)
+        with pytest.raises(DamagedError, match="its seal is broken"):
+            read_json(tmp_path / "j")
+
+
+def test_json_of_others_without_a_seal_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "j").write_text(json.dumps(JSON))
+    assert read_json(tmp_path / "j") == JSON
+    write_json(tmp_path / "j", [1, 2])  # a list has no room for one
+    assert (tmp_path / "j").read_text() == "[\n  1,\n  2\n]\n"
+    assert read_json(tmp_path / "j") == [1, 2]
+
+
+def test_to_others_a_seal_is_one_more_key(tmp_path: Path) -> None:
+    write_json(tmp_path / "j", JSON)
+    seen = json.loads((tmp_path / "j").read_text())
+    assert {key: value for key, value in seen.items() if key != "seal"} == JSON
+    assert read_json(tmp_path / "j") == JSON
+    assert json.loads(json_line(JSON)) == JSON | {"seal": json.loads(json_line(JSON))["seal"]}
+
+
+@pytest.mark.parametrize(
+    "write", [lambda p: write_json(p, JSON), lambda p: save_tensors(p, TENSORS)]
+)
+def test_a_file_is_on_the_disk_before_its_name_is_and_that_before_the_next_file(
+    write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noted_fsync(handle: int) -> None:
+        done.append(("sync", os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    def noted_replace(path: Path, target: Path) -> Path:
+        assert path.stat().st_size > 0
+        done.append(("rename", str(path)))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    write(tmp_path / "new" / "below" / "file")
+    assert done[:2] == [("sync", str(tmp_path)), ("sync", str(tmp_path / "new"))]
+    (one, file), (two, renamed), three = done[2:]
+    assert (one, two, three) == ("sync", "rename", ("sync", str(tmp_path / "new" / "below")))
+    assert file == renamed
+
+
+def test_a_disk_that_fails_at_the_last_moment_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(tmp_path / "j", JSON)
+
+    def failing(handle: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        write_json(tmp_path / "j", {})
+    assert read_json(tmp_path / "j") == JSON
+    assert [path.name for path in tmp_path.iterdir()] == ["j"]
+
+    def unknown(handle: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", unknown)  # a file system that cannot
+    write_json(tmp_path / "j", {})
+    assert files.read_json(tmp_path / "j") == {}
 
 
 def test_a_file_of_others_without_a_seal_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -45,11 +45,11 @@ def test_no_observation_file_holds_a_training_pixel_or_label(small_run: Run) -> 
         assert set(about) == {
             *("format", "round", "client", "kind", "num_examples", "loss", "finite"),
             *("architecture", "num_classes", "image_size", "batch_size", "local_steps"),
-            *("local_epochs", "protocol", "defenses", "checksum"),
+            *("local_epochs", "protocol", "defenses", "checksum", "seal"),
         }
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "json", "missing", "weights"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "json", "said", "missing", "weights"])
 def test_a_damaged_observation_is_an_error_not_a_wrong_number(
     small_run: Run, tmp_path: Path, damage: str
 ) -> None:
@@ -65,6 +65,10 @@ def test_a_damaged_observation_is_an_error_not_a_wrong_number(
         tensors.write_bytes(content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
     elif damage == "json":
         path.write_text("{")
+    elif damage == "said":  # what a client says of its upload has no other checksum
+        said = path.read_bytes()
+        assert b'"num_examples": 1' in said
+        path.write_bytes(said.replace(b'"num_examples": 1', b'"num_examples": 3'))
     elif damage == "missing":
         tensors.unlink()
     else:

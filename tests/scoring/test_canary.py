@@ -351,10 +351,10 @@ def test_the_canary_calls_a_misdeclared_protocol_misspecified(tmp_path: Path, li
     )
     run = federate(spec, tmp_path / "run")
     for path in list_observations(run.observations):
-        about = json.loads(path.read_text())
+        about = read_json(path)
         for key, value in lie.items():
             about[key] = {**about[key], **value} if isinstance(value, dict) else value
-        path.write_text(json.dumps(about))
+        write_json(path, about)
     audit(spec, run.root)
     assert run.summary["verdicts"][0]["verdict"] == "MIS-SPECIFIED"
     assert not run.summary["verdicts"][0]["canary"]["ok"]

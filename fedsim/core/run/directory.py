@@ -6,11 +6,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
-import json
 import os
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,14 @@ import pandas as pd
 from torch import Tensor
 
 from fedsim.core.errors import DamagedError, FedsimError, RunError
-from fedsim.core.files import UNFINISHED, read_json, write_atomically, write_json
+from fedsim.core.files import (
+    LINE_END,
+    UNFINISHED,
+    json_line,
+    parse_json,
+    read_json,
+    write_atomically,
+)
 from fedsim.core.run.paths import (
     CANARIES,
     CHECKPOINT,
@@ -43,7 +50,10 @@ from fedsim.core.run.paths import (
     observation_name,
     result_path,
 )
+from fedsim.core.run.record import Record, read_record, read_sheet, sheet_is_broken, write_record
 from fedsim.core.spec import Spec, load_spec, written_digest
+
+_NOTING = threading.Lock()  # to note is to read and to write
 
 
 class Run:
@@ -63,12 +73,19 @@ class Run:
         """
         run = cls(root)
         run.refuse_other(spec)
+        record = read_record(run.root)
+        begun = run.checkpoint.is_file()
+        if record is not None and record.spec is None:  # of a run from before, or written by hand
+            if run._spec_is_whole():
+                return run
+            content = spec.model_dump(mode="json")
+            record = replace(record, digest=record.digest or spec.digest(), spec=content)
         try:
-            if not run.spec_path.is_file() or not run._spec_is_whole():
-                write_atomically(run.spec_path, spec.to_yaml().encode())
-            if run._recorded_digest() is None:
-                about = {"started": time.time(), "digest": spec.digest(), "deployed": deployed}
-                write_json(run._about, about | ({"classes": classes} if classes else {}))
+            wrong = write_record(
+                run.root, record or Record.of(spec, deployed=deployed, classes=classes)
+            )
+            for name in wrong if begun else []:
+                run.note("mended", f"'{name}' was damaged and is written again", file=name)
         except OSError as error:
             raise RunError(f"'{root}' cannot be written: {error.strerror}.") from error
         return run
@@ -76,13 +93,11 @@ class Run:
     @classmethod
     def open(cls, root: str | Path) -> Run:
         run = cls(root)
-        if not run.spec_path.is_file() and run._recorded_digest() is None:
+        if not run.spec_path.is_file() and read_record(run.root) is None:
             raise RunError(f"'{root}' holds no run (there is no {SPEC} in it).")
+        run._refuse_lost()
         if not run._spec_is_whole():
-            raise RunError(
-                f"'{run.spec_path}' is missing, damaged or not the one that the run began with; "
-                f"give that again: fedsim audit SPEC -o {root}."
-            )
+            raise run._spec_lost()
         return run
 
     @contextmanager
@@ -112,13 +127,14 @@ class Run:
 
     def refuse_other(self, spec: Spec) -> None:
         """Raise where the directory holds something other than a run of this spec."""
+        self._refuse_lost()
         digest = self._present_digest()
         if digest is not None and digest != spec.digest():
             raise RunError(
                 f"'{self.root}' already holds a run of another spec ({digest}, not "
                 f"{spec.digest()}); choose another directory or delete it."
             )
-        if digest is not None:
+        if digest is not None or read_record(self.root) is not None:
             return
         if self.root.exists() and not self.root.is_dir():
             raise RunError(f"'{self.root}' is a file, not a directory.")
@@ -129,44 +145,54 @@ class Run:
 
     def _present_digest(self) -> str | None:
         """The digest of the spec whose run the directory holds, None where it holds no run."""
-        recorded = self._recorded_digest()
-        if self.spec_path.is_file() and (recorded is None or self._spec_is_whole()):
+        record = read_record(self.root)
+        if self._spec_is_whole():
             return self.spec.digest()
-        return recorded
-
-    def _recorded_digest(self) -> str | None:
-        digest = self._recorded().get("digest")
-        return digest if isinstance(digest, str) else None
+        return record.digest if record else None
 
     @property
     def deployed(self) -> bool:
         """Whether its clients ran elsewhere, under Flower's own launcher."""
-        return bool(self._recorded().get("deployed"))
+        self._refuse_lost()
+        record = read_record(self.root)
+        return record is not None and record.deployed
 
     @property
     def classes(self) -> int | None:
         """How many classes its clients have, where they alone hold the data; otherwise None."""
-        count = self._recorded().get("classes")
-        return count if isinstance(count, int) else None
+        record = read_record(self.root)
+        return record.classes if record else None
 
-    def _recorded(self) -> dict[str, Any]:
-        try:
-            about = read_json(self._about)
-        except (FileNotFoundError, DamagedError):
-            return {}
-        return about if isinstance(about, dict) else {}
+    def _refuse_lost(self) -> None:
+        """Raise where nothing is left that says whether the clients of a run were simulated: it
+        must be taken for neither."""
+        if read_record(self.root) is not None or not self.spec_path.is_file():
+            return
+        about, broken = self.root / RECORD, sheet_is_broken(read_sheet(self.root))
+        if about.is_file() or broken or self.checkpoint.is_file():
+            raise RunError(
+                f"'{about}' is missing or damaged, and with it whether the clients of this run "
+                f"were simulated: put it back from a copy, or write into it "
+                f'{{"deployed": false}} if they were, {{"deployed": true}} if they ran elsewhere.'
+            )
 
     def _spec_is_whole(self) -> bool:
-        """Half a spec can still be a spec, of another experiment: the digest tells."""
+        """Half a spec can still be a spec, of another experiment: seal and digest tell."""
+        record = read_record(self.root)
         try:
+            if record is not None and record.spec is not None:
+                return self.spec.digest() is not None
+            recorded = record.digest if record else None
             digests = (None, self.spec.digest(), written_digest(self.spec_path))
-            return self._recorded_digest() in digests
+            return recorded in digests
         except FedsimError:
             return False
 
-    @property
-    def _about(self) -> Path:
-        return self.root / RECORD
+    def _spec_lost(self) -> RunError:
+        return RunError(
+            f"'{self.spec_path}' is missing, damaged or not the one that the run began with; "
+            f"give that again: fedsim audit SPEC -o {self.root}."
+        )
 
     @property
     def spec_path(self) -> Path:
@@ -174,6 +200,12 @@ class Run:
 
     @property
     def spec(self) -> Spec:
+        """The spec that the run began with."""
+        record = read_record(self.root)
+        if record is not None and record.spec is not None:
+            return load_spec(record.spec)
+        if sheet_is_broken(read_sheet(self.root)):
+            raise self._spec_lost()
         return load_spec(self.spec_path)
 
     @property
@@ -248,7 +280,10 @@ class Run:
     def summary(self) -> dict[str, Any]:
         if not self.summary_path.is_file():
             raise RunError(f"'{self.root}' has no summary yet; run `fedsim audit --resume` on it.")
-        content: dict[str, Any] = read_json(self.summary_path)
+        try:
+            content: dict[str, Any] = read_json(self.summary_path)
+        except DamagedError as error:
+            raise self._damaged(self.summary_path) from error
         return content
 
     def events(self) -> list[dict[str, Any]]:
@@ -256,7 +291,7 @@ class Run:
         path = self.root / EVENTS
         if not path.is_file():
             return []
-        lines = path.read_text(errors="replace").splitlines()
+        lines = path.read_bytes().split(b"\n")
         events = [_event(line) for line in lines if line.strip()]
         whole = [event for event in events if event is not None]
         if len(whole) < len(events):
@@ -267,10 +302,11 @@ class Run:
     def note(self, kind: str, message: str, **where: Any) -> None:
         """Append to the run's events; the same event only once."""
         event = {"kind": kind, "message": message, **where}
-        known = self.events()
-        if event not in known:
-            lines = "".join(json.dumps(e) + "\n" for e in [*known, event])
-            write_atomically(self.root / EVENTS, lines.encode())
+        with _NOTING:
+            known = self.events()
+            if event not in known:
+                lines = b"".join(json_line(e) for e in [*known, event])
+                write_atomically(self.root / EVENTS, lines)
 
     def write_table(self, name: str, table: pd.DataFrame, *, parquet: bool = False) -> None:
         write_atomically(self.root / f"{name}.csv", table.to_csv(index=False).encode())
@@ -286,9 +322,10 @@ class Run:
         try:
             return pd.read_csv(path)
         except ValueError as error:
-            raise DamagedError(
-                f"'{path}' is damaged; run `fedsim audit --resume {self.root}`."
-            ) from error
+            raise self._damaged(path) from error
+
+    def _damaged(self, path: Path) -> DamagedError:
+        return DamagedError(f"'{path}' is damaged; run `fedsim audit --resume {self.root}`.")
 
     def images(self, attack: str, round_: int, client: int, trial: int = 0) -> Tensor:
         """What an attack made of one update, (B, 3, H, W) in [0, 1], in the attack's own order."""
@@ -322,11 +359,11 @@ def _of_no_account(path: Path) -> bool:
     return path.name == LOCK or path.name.endswith(UNFINISHED)
 
 
-def _event(line: str) -> dict[str, Any] | None:
+def _event(line: bytes) -> dict[str, Any] | None:
     """One line of the events, None where it is damaged."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = parse_json(line + b"\n", "an event", LINE_END)
+    except DamagedError:
         return None
     whole = isinstance(event, dict) and {"kind", "message"} <= event.keys()
     return event if whole else None

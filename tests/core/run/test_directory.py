@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fedsim.campaign.plan import victims
-from fedsim.core.errors import RunError
+from fedsim.core.errors import DamagedError, RunError
+from fedsim.core.files import write_json
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec, load_spec
+from tests.planted import flip
 
 
 def test_images_are_what_the_attack_returned(small_run: Run) -> None:
@@ -42,5 +46,50 @@ def test_a_run_from_before_a_path_was_made_absolute_still_opens(
     with pytest.raises(RunError, match="holds a run of another spec"):
         Run.create(run.root, load_spec(content, ["seed=1"]))
     (run.root / "spec.yaml").write_text("seed: 1")
+    assert Run.open(run.root).spec == load_spec(content)  # the record has it, too
+
+
+def test_a_spec_from_before_that_is_not_the_one_of_the_beginning_is_refused(
+    tmp_path: Path,
+) -> None:
+    write_json(tmp_path / "run.json", {"digest": Spec().digest(), "deployed": False})
+    (tmp_path / "spec.yaml").write_text(Spec().to_yaml())
+    assert Run.open(tmp_path).spec == Spec()
+    (tmp_path / "spec.yaml").write_text("seed: 1")
     with pytest.raises(RunError, match="not the one that the run began with"):
-        Run.open(run.root)
+        Run.open(tmp_path)
+
+
+def test_events_are_sealed_line_by_line_and_the_lost_are_counted(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for number in range(4):
+        run.note("test", f"event {number}", round=number)
+    lines = (tmp_path / "events.jsonl").read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b"event 1", b"event 7")
+    (tmp_path / "events.jsonl").write_bytes(b"".join(lines))
+    kept, lost = run.events()[:-1], run.events()[-1]
+    assert [event["message"] for event in kept] == ["event 0", "event 2", "event 3"]
+    assert lost["message"] == "lines of events.jsonl were damaged and are lost: 1"
+    assert all("seal" not in event for event in kept)
+
+
+def test_events_from_before_are_read_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"kind": "a", "message": "b"}\n')
+    run = Run(tmp_path)
+    run.note("c", "d")
+    run.note("c", "d")
+    assert run.events() == [{"kind": "a", "message": "b"}, {"kind": "c", "message": "d"}]
+
+
+def test_events_noted_at_once_are_all_kept(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: run.note("test", f"event {number}"), range(24)))
+    assert len(run.events()) == 24
+
+
+def test_a_damaged_summary_is_one_sentence(small_run: Run, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(small_run.root, tmp_path / "run"))
+    flip(run.summary_path, 200, 0)
+    with pytest.raises(DamagedError, match=r"summary.json' is damaged; run `fedsim audit --resume"):
+        assert run.summary
