@@ -131,7 +131,7 @@ def chance_of(
     weights = [share[sitting.places] for sitting in sittings]
     moved = np.flatnonzero(np.isin(pool.strata, pool.strata[pictures]))
     trial = _Trial(pool, sittings, weights)
-    observed = trial.values(np.arange(len(pool.strata))[None], 0.0)[0]
+    observed = float(trial.values(np.arange(len(pool.strata))[None], 0.0)[0])
     coin = np.random.default_rng([seed, SALT])
     drawn, as_well, total = 0, 0, 0.0
     by_chance: float | None = None
@@ -139,7 +139,7 @@ def chance_of(
         in_full = drawn < counted
         at = pool.arrangements(moved, min(CHUNK, draws - drawn), coin)
         values = trial.values(at, 0.0 if in_full else observed)
-        total += values.sum() if in_full else 0.0
+        total += float(values.sum()) if in_full else 0.0
         so_far = as_well + np.cumsum(values >= observed - CLOSE)
         if by_chance is None and so_far[-1] >= AS_WELL:
             by_chance = AS_WELL / (drawn + 1 + int(np.argmax(so_far >= AS_WELL)))
