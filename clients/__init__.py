@@ -15,7 +15,14 @@ if __name__ != "fedsim.clients":
 if TYPE_CHECKING:
     from fedsim.clients.app import ClientSide, DeployedSide, make_client_app
     from fedsim.clients.dealing import deal, open_holding, read_public, write_public
-    from fedsim.clients.shards import Holding, check_shards, draw_batches, images_of, shards_of
+    from fedsim.clients.shards import (
+        Holding,
+        check_shards,
+        draw_batches,
+        images_of,
+        shards_of,
+        undealt,
+    )
 
 __all__ = [
     "ClientSide",
@@ -29,13 +36,14 @@ __all__ = [
     "open_holding",
     "read_public",
     "shards_of",
+    "undealt",
     "write_public",
 ]
 
 _MODULES = {
     "app": ("ClientSide", "DeployedSide", "make_client_app"),
     "dealing": ("deal", "open_holding", "read_public", "write_public"),
-    "shards": ("Holding", "check_shards", "draw_batches", "images_of", "shards_of"),
+    "shards": ("Holding", "check_shards", "draw_batches", "images_of", "shards_of", "undealt"),
 }
 
 

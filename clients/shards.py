@@ -27,6 +27,11 @@ def images_of(data: DataSpec, split: str) -> Remembered:
     return Remembered(load_images(data, "train" if split == "train" else "test"))
 
 
+def undealt(data: DataSpec) -> DataSpec:
+    """The data set alone, whoever holds which part of it."""
+    return DataSpec(name=data.name, path=data.path, image_size=data.image_size, label=data.label)
+
+
 @functools.lru_cache(maxsize=4)
 def shards_of(data: DataSpec, seed: int) -> tuple[np.ndarray, ...]:
     """The samples of every client."""

@@ -3,7 +3,8 @@
     python experiments/table.py RUN [RUN ...]
 
 One row per attack (and run, where there are several). The unit is the batch, because the images of
-one batch are attacked together: means are over batches and intervals resample batches.
+one batch are attacked together: means are over batches, each the mean of its trials, and intervals
+resample batches.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def rows(run: Run) -> list[list[str]]:
     scores["label"] = (scores["label_true"] == scores["label_recovered"]).astype(float)
     lines = []
     for attack, group in scores.groupby("attack", sort=False):
-        batches = group.groupby(["round", "client", "trial"])
+        batches = group.groupby(["round", "client"])
         columns = [metric.name for metric in COLUMNS]
         means: pd.DataFrame = batches[[*columns, "label", "seconds"]].mean()
         lines.append(

@@ -123,6 +123,8 @@ def choose(
     images.classes, images.labels = placement.classes, placement.labels[chosen]
     images.skipped = tuple(listing.names.take(rows[here & damaged]))
     images.groups = placement.groups[chosen] if placement.groups is not None else None
+    if marks is not None:
+        images.stamp = f"{tree.where} {hashlib.sha256(marks.tobytes()).hexdigest()} {image_size}"
     return images
 
 

@@ -39,6 +39,7 @@ class ImageSet(ABC):
     labels: np.ndarray  # int64, (n,), known without decoding a picture
     skipped: tuple[str, ...] = ()  # files that could not be decoded, left out
     groups: np.ndarray | None = None  # int64, (n,): whose picture each is, where that is known
+    stamp: str | None = None  # what changes when a picture does, of a set too large to read through
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -66,7 +67,7 @@ class Remembered(ImageSet):
     def __init__(self, source: ImageSet, limit: int = 256 << 20) -> None:
         self.source, self.limit = source, limit
         self.classes, self.labels, self.skipped = source.classes, source.labels, source.skipped
-        self.groups = source.groups
+        self.groups, self.stamp = source.groups, source.stamp
         self._packed: dict[int, torch.Tensor] = {}
         self._bytes = 0
 

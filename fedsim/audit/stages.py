@@ -31,6 +31,7 @@ from fedsim.campaign.plan import (
 )
 from fedsim.campaign.pools import InlinePool, Pool, RayPool
 from fedsim.campaign.progress import Silent, Watch
+from fedsim.campaign.surrogate import find_surrogate
 from fedsim.clients import images_of
 from fedsim.cluster.session import ray_session, refuse_silence
 from fedsim.core.errors import DamagedError, FedsimError, RunError
@@ -46,6 +47,7 @@ from fedsim.federation.engines import run_federation
 from fedsim.federation.strategy import AdversarialStrategy
 from fedsim.scoring.budgets import budgets
 from fedsim.scoring.identification import identification_of
+from fedsim.scoring.lineup import chances
 from fedsim.scoring.scores import failures, results_of, score_jobs
 from fedsim.scoring.statistics import compare, over_rounds, population
 from fedsim.scoring.verdict import asked_of, summarise
@@ -143,6 +145,8 @@ def conclude(
     with (watch or Silent()).scoring():
         if run.classes is not None and spec.audit.gallery:  # its server had no data set to look in
             _note_skipped(run, spec)
+        if run.classes is not None:
+            _note_shared(run, spec, "and its attacks had them")
         identification = identification_of(spec)
         scores = score_jobs(run, jobs, identification.gallery)
         run.write_table("scores", scores, parquet=True)
@@ -155,8 +159,13 @@ def conclude(
             "oracle_labels": spec.threat.oracle_labels,
             "baseline": baseline,
             "verdicts": summarise(
-                *(scores, spec, labels, _ledgers(run, jobs), failed, identification.about),
-                asked=asked_of(spec),
+                scores,
+                spec,
+                labels,
+                _ledgers(run, jobs),
+                failed,
+                chances(run, jobs, scores, identification.gallery),
+                asked_of(spec),
             ),
             "comparisons": compare(scores, labels, spec.seed),
             "population": population(scores, baseline or ""),
@@ -204,6 +213,7 @@ def _opened(spec: Spec, root: str | Path) -> Iterator[tuple[Plan, Run]]:
         mend(run, spec)
         if run.classes is None:
             _note_skipped(run, spec)
+            _note_shared(run, spec, "and were left out")
         yield plan, run
 
 
@@ -225,7 +235,8 @@ def _engine(spec: Spec) -> AbstractContextManager[None]:
 
 
 def _pool(spec: Spec, run: Run, watch: Watch) -> Pool:
-    handout = Handout(spec.threat, spec.seed, spec.engine.device, load_surrogate(spec))
+    surrogate = load_surrogate(spec, at_hand=run.classes is None)
+    handout = Handout(spec.threat, spec.seed, spec.engine.device, surrogate)
     kind = RayPool if spec.engine.kind == "ray" else InlinePool
     return kind(spec, handout, watch, secrets_of(spec, run), tell=run.note)
 
@@ -252,6 +263,14 @@ def _note_skipped(run: Run, spec: Spec) -> None:
             names = ", ".join(skipped[:3]) + (" ..." if len(skipped) > 3 else "")
             words = "damaged picture was" if len(skipped) == 1 else "damaged pictures were"
             run.note("pictures_skipped", f"{len(skipped)} {words} skipped: {names}")
+
+
+def _note_shared(run: Run, spec: Spec, outcome: str) -> None:
+    """Tell which of the attacker's own pictures are the clients'."""
+    found = find_surrogate(spec, victims(spec))
+    words = found.words(outcome) if found is not None else None
+    if words is not None:
+        run.note("surrogate_shared", words)
 
 
 def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:

@@ -149,7 +149,7 @@ def _columns() -> list[str]:
     return [
         *("attack", "round", "client", "image", "trial", "seconds"),
         *METRICS,
-        *("identified", "label_true", "label_recovered"),
+        *("identified", "label_true", "label_recovered", "picture"),
     ]
 
 

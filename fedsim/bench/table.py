@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedsim.bench.cells import NAIVE
 from fedsim.core.metrics import METRICS, shown_in
-from fedsim.scoring.statistics import bootstrap
+from fedsim.scoring.statistics import bootstrap, by_picture, count_pictures, picture_numbers
 from fedsim.scoring.verdict import RECOVERED_DB
 
 CELL = ["defense", "strength"]
@@ -54,30 +54,41 @@ def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
 
 
 def _leakage(pictures: pd.DataFrame) -> dict[str, Any]:
-    """Means over pictures and seeds; the interval resamples victims."""
+    """Means over pictures and seeds, each picture the mean of its trials; the interval resamples
+    victims. A picture is recovered, and is the worst case, in any trial."""
     averaged = (*METRICS, "identified")
     nothing = {"pictures": 0, **dict.fromkeys(averaged)}
     if pictures.empty:
         return {**nothing, "psnr_low": None, "psnr_high": None, "recovered": 0.0}
+    rows = _apart(pictures)
     means = {
-        name: float(pictures[name].astype(float).mean()) if pictures[name].notna().any() else None
+        name: float(by_picture(rows, name)["value"].mean()) if rows[name].notna().any() else None
         for name in averaged
     }
-    victims = pictures.assign(
-        round=pictures["seed"].astype(str) + "/" + pictures["round"].astype(str)
-    )
-    low, high = bootstrap(victims, "psnr", seed=0)
+    low, high = bootstrap(rows, "psnr", seed=0)
+    right = rows.assign(right=(rows["label_true"] == rows["label_recovered"]).astype(float))
+    best = rows["psnr"].astype(float).groupby(picture_numbers(rows)).max()
     jobs = pictures.groupby(["seed", "round", "client", "trial"])["seconds"].first()
     return {
-        "pictures": len(pictures),
+        "pictures": count_pictures(rows),
         **means,
         "psnr_low": low,
         "psnr_high": high,
-        "psnr_worst": float(pictures["psnr"].max()),
-        "recovered": float((pictures["psnr"] >= RECOVERED_DB).mean()),
-        "labels": float((pictures["label_true"] == pictures["label_recovered"]).mean()),
+        "psnr_worst": float(best.max()),
+        "recovered": float((best >= RECOVERED_DB).mean()),
+        "labels": float(by_picture(right, "right")["value"].mean()),
         "attack_seconds": float(jobs.sum()),
     }
+
+
+def _apart(pictures: pd.DataFrame) -> pd.DataFrame:
+    """Rounds and pictures of different seeds are different ones."""
+    seed = pictures["seed"].astype(str) + "/"
+    apart = pictures.assign(round=seed + pictures["round"].astype(str))
+    if "picture" in pictures:
+        known = pictures["picture"].notna()
+        apart["picture"] = (seed + pictures["picture"].astype(str)).where(known)
+    return apart
 
 
 def _cost(rows: pd.DataFrame) -> dict[str, Any]:

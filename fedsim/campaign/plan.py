@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedsim.attacks import create_attack
 from fedsim.attacks.generators import generator_metadata, load_generator, takes_labels
 from fedsim.campaign.jobs import Job, LessonJob
+from fedsim.campaign.surrogate import check_surrogate, find_surrogate, same_data
 from fedsim.clients import check_shards, images_of
-from fedsim.clients.data import known_as, load_images
 from fedsim.core.attack import BASELINE, Learner, needs_of, reads_traffic
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import NotGranted, SpecError
@@ -24,11 +23,9 @@ from fedsim.core.observation import Public
 from fedsim.core.prior_networks import load_prior
 from fedsim.core.run import Run, lesson_path
 from fedsim.core.seal import sealed
-from fedsim.core.spec import Component, DataSpec, Spec
+from fedsim.core.spec import Component, Spec
 from fedsim.defenses.applied import declared, prepared
 from fedsim.federation.aggregation import create_strategy
-
-SURROGATE_LIMIT = 512
 
 
 @dataclass(frozen=True)
@@ -51,10 +48,11 @@ def prepare(spec: Spec, classes: int | None = None) -> Plan:
     defenses = declared(spec.defenses)
     create_strategy(spec)
     resolve_device(spec.engine.device)
+    at_hand = classes is None
     if classes is None:
         classes = len(images_of(spec.data, "train").classes)
         check_shards(spec)
-    _check_surrogate(spec)
+    check_surrogate(spec, victims(spec), at_hand=at_hand)
     _check_prior(spec)
     for _, component in labelled_attacks(spec):
         _check_attack(component, spec)
@@ -230,24 +228,11 @@ def lessons_on(
     ]
 
 
-def load_surrogate(spec: Spec) -> Tensor | None:
-    """Images of the attacker's own, where the spec names them."""
-    source = spec.threat.surrogate
-    if source is None:
-        return None
-    data = DataSpec(name=source.name, path=source.path, image_size=spec.data.image_size)
-    images = load_images(data, "train")
-    return torch.stack([images.image(i) for i in range(min(len(images), SURROGATE_LIMIT))])
-
-
-def _check_surrogate(spec: Spec) -> None:
-    source = spec.threat.surrogate
-    if source is None:
-        return
-    if "surrogate" not in granted_by(spec.threat):
-        raise SpecError(f"threat {spec.threat.model} grants no surrogate data; threat D does.")
-    if (known_as(source.name), source.path) == (known_as(spec.data.name), spec.data.path):
-        raise SpecError("threat.surrogate is the clients' own data; give the attacker other data.")
+def load_surrogate(spec: Spec, *, at_hand: bool = True) -> Tensor | None:
+    """Images of the attacker's own, where the spec names them, without any that clients hold: which
+    those are can be seen where the clients' data set is ``at_hand``."""
+    found = find_surrogate(spec, victims(spec), at_hand=at_hand)
+    return None if found is None else found.apart().images
 
 
 def _check_prior(spec: Spec) -> None:
@@ -274,8 +259,9 @@ def _check_generator(spec: Spec, classes: int) -> None:
     known = int(getattr(generator, "num_classes", 0) or 0)
     if takes_labels(generator) and known < classes:
         raise SpecError(f"the generator knows {known} classes and the clients have {classes}.")
-    trained_on = generator_metadata(Path(source.checkpoint)).get("trained_on")
-    if trained_on == {"name": known_as(spec.data.name), "path": spec.data.path}:
+    told = generator_metadata(Path(source.checkpoint)).get("trained_on")
+    path = told.get("path") if isinstance(told, dict) else None
+    if isinstance(told, dict) and same_data(str(told.get("name")), path and str(path), spec.data):
         raise SpecError(
             "threat.generator was trained on the clients' own data; train it on other data."
         )

@@ -21,7 +21,7 @@ from fedsim.core.run import Run
 from fedsim.core.spec import Component, Spec
 from fedsim.report.formats import count, decibel
 from fedsim.scoring.scores import results_of
-from fedsim.scoring.statistics import KEYS
+from fedsim.scoring.statistics import count_pictures
 from fedsim.scoring.verdict import ABOVE_BASELINE_DB, RECOVERED_DB
 
 # What a reader must know first comes first. A mis-specified or incomplete attack outranks a failed
@@ -161,7 +161,7 @@ def _component(component: Component) -> str:
 
 
 def _images(scores: pd.DataFrame) -> str:
-    return count(len(scores.drop_duplicates(KEYS)), "picture")
+    return count(count_pictures(scores), "picture")
 
 
 def threat_model(spec: Spec, summary: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 The image identifiability precision of GradInversion (section 4.3) and GradViT (appendix A): the
 nearest neighbour of a reconstruction, in the features of a network of natural images, among the
-true picture and a gallery of others from the same data set. A blind guess among n candidates is
-right once in n times.
+true picture and a gallery of others from the same data set. How often that happens by chance is
+told by `fedsim.scoring.lineup`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedsim.clients import images_of
-from fedsim.clients.data import ImageSet
+from fedsim.clients import images_of, undealt
+from fedsim.clients.data import ImageSet, pixel_digest
 from fedsim.core.cache import cache_folder
 from fedsim.core.errors import DamagedError, ModelError
 from fedsim.core.files import read_tensors, save_tensors
@@ -64,30 +64,31 @@ class Wanted:
     """A victim's own pictures, as a gallery sees them."""
 
     features: Tensor  # (B, D)
-    same: Tensor  # (B, G): which of the gallery are these very pictures
+    own: Tensor  # (G,): which of the gallery are among them
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Candidates other than the victim's own picture."""
+    """Candidates other than the victim's own pictures."""
 
     space: FeatureSpace
     features: Tensor  # (G, D), unit vectors
-    digests: tuple[str, ...]  # of their pixels: the victim's own picture must not be among them
+    digests: tuple[str, ...]  # of their pixels: the victim's own pictures must not be among them
+    rows: tuple[int, ...] = ()  # where they are in the data set
 
     def __len__(self) -> int:
         return len(self.digests)
 
     def wanted(self, truth: Tensor) -> Wanted:
         """The pictures to be told from the gallery; computed once for all attacks on a victim."""
-        known = [_digest(picture) for picture in truth]
-        same = [[digest == other for other in self.digests] for digest in known]
-        return Wanted(self.space(truth), torch.tensor(same).view(len(truth), len(self)))
+        known = {pixel_digest(picture) for picture in truth}
+        own = torch.tensor([digest in known for digest in self.digests], dtype=torch.bool)
+        return Wanted(self.space(truth), own)
 
     def identified(self, wanted: Wanted, guess: Tensor) -> list[int]:
         """For each reconstruction, 1 where its own picture is the nearest candidate, else 0."""
         features = self.space(guess)
-        others = (features @ self.features.T).masked_fill(wanted.same, -2.0)
+        others = (features @ self.features.T).masked_fill(wanted.own, -2.0)
         hits = (features * wanted.features).sum(1) > others.max(1).values
         return [int(hit) for hit in hits]
 
@@ -99,14 +100,6 @@ class Identification:
     gallery: Gallery | None
     reason: str | None = None
 
-    @property
-    def about(self) -> dict[str, object] | None:
-        """What a rate is to be read against."""
-        if self.gallery is None:
-            return None
-        size = len(self.gallery)
-        return {"space": self.gallery.space.name, "gallery": size, "chance": 1 / (size + 1)}
-
 
 def identification_of(spec: Spec) -> Identification:
     """The gallery that a spec asks for."""
@@ -117,8 +110,7 @@ def identification_of(spec: Spec) -> Identification:
         return Identification(
             None, f"identification needs a gallery, and the data set has {len(images)} pictures"
         )
-    plain = DataSpec(name=spec.data.name, path=spec.data.path, image_size=spec.data.image_size)
-    return Identification(_gallery(plain, spec.audit.gallery, spec.audit.features))
+    return Identification(_gallery(undealt(spec.data), spec.audit.gallery, spec.audit.features))
 
 
 @functools.lru_cache(maxsize=4)
@@ -128,8 +120,8 @@ def _gallery(data: DataSpec, wanted: int, features: str) -> Gallery:
     coin = np.random.default_rng(GALLERY_SEED)
     chosen = sorted(coin.permutation(len(images))[:wanted].tolist())
     space = feature_space(features)
-    digests = tuple(_digest(images.image(index)) for index in chosen)
-    return Gallery(space, _features(space, images, chosen, digests), digests)
+    digests = tuple(pixel_digest(images.image(index)) for index in chosen)
+    return Gallery(space, _features(space, images, chosen, digests), digests, tuple(chosen))
 
 
 def feature_space(wanted: str = "prior") -> FeatureSpace:
@@ -171,8 +163,3 @@ def _recalled(cache: Path) -> Tensor | None:
 def _chunks(images: ImageSet, chosen: list[int]) -> Iterator[Tensor]:
     for at in range(0, len(chosen), CHUNK):
         yield torch.stack([images.image(index) for index in chosen[at : at + CHUNK]])
-
-
-def _digest(picture: Tensor) -> str:
-    coarse = (picture * 255).round().to(torch.uint8)
-    return hashlib.sha256(coarse.contiguous().numpy().tobytes()).hexdigest()[:24]

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedsim.campaign.jobs import Job, refuse_surplus
+from fedsim.clients.data import pixel_digest
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import read_json
@@ -32,7 +33,7 @@ def columns() -> list[str]:
     return [
         *("round", "client", "attack", "threat", "trial", "image"),
         *METRICS,
-        *("label_true", "label_recovered", "identified", "seconds", "loss", "canary"),
+        *("label_true", "label_recovered", "identified", "seconds", "loss", "canary", "picture"),
     ]
 
 
@@ -55,6 +56,7 @@ def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.
     canaries = check_canaries(run, sorted({(job.round, job.client) for job in jobs}))
     threat = run.spec.threat.model
     rows: dict[Job, list[dict[str, Any]]] = {}
+    numbers: dict[str, int] = {}  # of the distinct pictures, as they are met
     by_victim = sorted(jobs, key=lambda job: (job.round, job.client))
     for _, jobs_on_victim in itertools.groupby(by_victim, key=lambda job: job.victim):
         yardstick: Yardstick | None = None
@@ -67,7 +69,8 @@ def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.
                 continue
             if pictures is not None:
                 yardstick = yardstick or Yardstick.of(pictures.truth, gallery)
-                rows[job] = _rows(pictures, yardstick, threat, canaries.get(job.victim))
+                met = [numbers.setdefault(d, len(numbers)) for d in yardstick.digests]
+                rows[job] = _rows(pictures, yardstick, threat, canaries.get(job.victim), met)
     return pd.DataFrame([row for job in jobs for row in rows.get(job, [])], columns=columns())
 
 
@@ -111,6 +114,7 @@ class Yardstick:
     metrics: tuple[Metric, ...]  # those that can be computed for these pictures
     gallery: Gallery | None
     wanted: Wanted | None  # the same pictures, as the gallery sees them
+    digests: tuple[str, ...]  # by which a picture is known again
 
     @classmethod
     def of(cls, truth: Tensor, gallery: Gallery | None) -> Yardstick:
@@ -120,6 +124,7 @@ class Yardstick:
             tuple(m for m in METRICS.values() if m.missing(pictures.side) is None),
             gallery,
             gallery.wanted(truth) if gallery is not None else None,
+            tuple(pixel_digest(picture) for picture in truth),
         )
 
     def measure(self, guess: Tensor) -> dict[str, list[Any]]:
@@ -135,7 +140,11 @@ class Yardstick:
 
 
 def _rows(
-    pictures: Pictures, yardstick: Yardstick, threat: str, canary: float | None
+    pictures: Pictures,
+    yardstick: Yardstick,
+    threat: str,
+    canary: float | None,
+    numbers: list[int],
 ) -> list[dict[str, Any]]:
     job, result, labels = pictures.job, pictures.result, pictures.labels
     recovered = _align_labels(labels, result.labels)
@@ -154,6 +163,7 @@ def _rows(
             "seconds": round(result.seconds, 4),
             "loss": result.loss,
             "canary": canary,
+            "picture": numbers[image],
         }
         for image in range(len(labels))
     ]

@@ -1,7 +1,9 @@
 """Statistics of scores: intervals that respect which pictures hang together, pairs, ranks.
 
-Victims are drawn anew, not pictures, because the pictures of one client's batch are attacked
-together. A proportion gets an exact binomial interval.
+A picture counts once: its trials, and the rounds in which it was met again, are averaged before
+anything else is. Victims are drawn anew, not pictures, because the pictures of one client's batch
+are attacked together; victims that share a picture are drawn together. A rate gets an exact
+binomial interval, of as many pictures as its victims are worth.
 """
 
 from __future__ import annotations
@@ -11,20 +13,72 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.stats import beta, t
 
 from fedsim.core.metrics import METRICS, Metric, shown_in
 
-KEYS = ["round", "client", "image"]
+VICTIM = ["round", "client"]
+KEYS = [*VICTIM, "image"]
 DRAWS = 2000
+
+
+def picture_numbers(table: pd.DataFrame) -> np.ndarray:
+    """Which picture each row is of: as the scores say, or by its place where they do not."""
+    places: Any = table.groupby(KEYS).ngroup() if "image" in table else np.arange(len(table))
+    words = pd.Series(places, index=table.index).map("place {}".format)
+    if "picture" in table:
+        words = table["picture"].map(str).where(table["picture"].notna(), words)
+    return pd.factorize(words)[0]
+
+
+def count_pictures(table: pd.DataFrame) -> int:
+    """Distinct pictures, however many trials and rounds."""
+    return len(np.unique(picture_numbers(table)))
+
+
+def count_groups(table: pd.DataFrame) -> int:
+    """Victims that can be drawn anew: those that share a picture are one."""
+    return len(np.unique(_groups(table, picture_numbers(table))))
+
+
+def by_picture(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """One row for each picture: its mean ``value``, and the ``group`` of victims it belongs to."""
+    valued = table[table[column].notna()]
+    pictures = picture_numbers(valued)
+    each = pd.DataFrame(
+        {
+            "picture": pictures,
+            "group": _groups(valued, pictures),
+            "value": valued[column].to_numpy(float),
+        }
+    )
+    return each.groupby("picture").agg(value=("value", "mean"), group=("group", "first"))
+
+
+def _groups(table: pd.DataFrame, pictures: np.ndarray) -> np.ndarray:
+    """A number for each row: victims are together where they share a picture."""
+    victims = table.groupby(VICTIM).ngroup().to_numpy()
+    size = int(victims.max(initial=-1)) + 1
+    nodes = size + int(pictures.max(initial=-1)) + 1
+    links = coo_array((np.ones(len(victims)), (victims, size + pictures)), shape=(nodes, nodes))
+    numbers: np.ndarray = connected_components(links, directed=False)[1]
+    return numbers[victims]
 
 
 def bootstrap(
     table: pd.DataFrame, column: str, seed: int, draws: int = DRAWS
 ) -> tuple[float, float]:
-    """95 % interval of the mean, resampling victims (images of one client hang together)."""
-    victims = [g[column].to_numpy(float) for _, g in table.groupby(["round", "client"])]
-    return resampled(victims, seed, draws)
+    """95 % interval of the mean over pictures, resampling victims (images of one client hang
+    together)."""
+    return _interval(by_picture(table, column), seed, draws)
+
+
+def _interval(each: pd.DataFrame, seed: int, draws: int = DRAWS) -> tuple[float, float]:
+    if each.empty:
+        return float("nan"), float("nan")
+    return resampled([g["value"].to_numpy() for _, g in each.groupby("group")], seed, draws)
 
 
 def resampled(groups: Sequence[np.ndarray], seed: int, draws: int = DRAWS) -> tuple[float, float]:
@@ -40,21 +94,20 @@ def resampled(groups: Sequence[np.ndarray], seed: int, draws: int = DRAWS) -> tu
 def describe(own: pd.DataFrame, metric: str, seed: int) -> dict[str, float | None]:
     """Mean with its interval, the worst case for the client, and where most pictures lie.
 
-    ``typical`` is the median; a tenth of the pictures come closer than ``exposed``.
+    ``typical`` is the median; a tenth of the pictures come closer than ``exposed``. The worst case
+    is that of any trial; everything else is of pictures, each the mean of its trials.
     """
     names = ("mean", "low", "high", "worst_case", "typical", "exposed")
-    values = own[metric].astype(float)
-    if values.isna().all():
+    if own[metric].isna().all():
         return dict.fromkeys(names)
-    low, high = bootstrap(own.dropna(subset=[metric]), metric, seed)
+    each = by_picture(own, metric)
     about = METRICS[metric]
     described = (
-        values.mean(),
-        low,
-        high,
-        _closest(values, about),
-        values.median(),
-        values.quantile(0.9 if about.higher_leaks else 0.1),
+        each["value"].mean(),
+        *_interval(each, seed),
+        _closest(own[metric], about),
+        each["value"].median(),
+        each["value"].quantile(0.9 if about.higher_leaks else 0.1),
     )
     return {name: clean(value) for name, value in zip(names, described, strict=True)}
 
@@ -65,15 +118,37 @@ def _closest(values: pd.Series, metric: Metric) -> float:
     return float(numbers.max() if metric.higher_leaks else numbers.min())
 
 
-def proportion(hits: int, of: int) -> dict[str, float]:
-    """A rate with its exact 95 % interval (Clopper, Pearson)."""
-    interval = binomtest(hits, of).proportion_ci(method="exact")
-    return {"rate": hits / of, "low": float(interval.low), "high": float(interval.high)}
+def proportion(hits: float, of: float) -> dict[str, float]:
+    """A rate with its exact 95 % interval (Clopper, Pearson); also of fractions of pictures."""
+    low = float(beta.ppf(0.025, hits, of - hits + 1)) if hits > 0 else 0.0
+    high = float(beta.ppf(0.975, hits + 1, of - hits)) if hits < of else 1.0
+    return {"rate": hits / of, "low": low, "high": high}
 
 
-def above_chance(hits: int, of: int, chance: float) -> float:
-    """How probable so many hits or more are by chance alone."""
-    return float(binomtest(hits, of, chance, alternative="greater").pvalue)
+def rate(table: pd.DataFrame, column: str) -> dict[str, float]:
+    """The share of pictures for which a column of zeros and ones is one, with its interval.
+
+    The interval is the exact binomial one for as many pictures as would vary as much if each were
+    a victim of its own (Korn and Graubard 1998): not more than there are pictures, not fewer than
+    there are victims, and as many as victims where all pictures are alike.
+    """
+    each = by_picture(table, column)
+    share = float(each["value"].mean())
+    of = _worth(each, share)
+    return {**proportion(share * of, of), "rate": share}
+
+
+def _worth(each: pd.DataFrame, share: float) -> float:
+    by_group = each.groupby("group")["value"]
+    sums, sizes = by_group.sum().to_numpy(), by_group.size().to_numpy()
+    pictures, groups = len(each), len(sizes)
+    if groups == pictures or groups == 1 or share in (0.0, 1.0):
+        return groups
+    apart = float(((sums - share * sizes) ** 2).sum()) * groups / (groups - 1) / pictures**2
+    # With few victims their variance itself is uncertain: Student's quantiles instead of normal.
+    doubt = float(t.ppf(0.975, pictures - 1) / t.ppf(0.975, groups - 1)) ** 2
+    worth = doubt * share * (1 - share) / apart if apart > 0 else doubt * pictures
+    return float(np.clip(worth, groups, pictures))
 
 
 def compare(scores: pd.DataFrame, labels: list[str], seed: int) -> list[dict[str, Any]]:
@@ -81,6 +156,7 @@ def compare(scores: pd.DataFrame, labels: list[str], seed: int) -> list[dict[str
     over trials) in every headline metric, with intervals."""
     names = [metric.name for metric in shown_in("headlines")]
     means = scores.groupby(["attack", *KEYS], sort=False)[names].mean()
+    numbers = scores.assign(picture=picture_numbers(scores)).groupby(KEYS)["picture"].first()
     present = [label for label in labels if label in means.index.get_level_values("attack")]
     pairs = []
     for at, first in enumerate(present):
@@ -88,7 +164,9 @@ def compare(scores: pd.DataFrame, labels: list[str], seed: int) -> list[dict[str
             apart = (means.loc[first] - means.loc[second]).dropna().reset_index()
             if apart.empty:
                 continue
-            entry: dict[str, Any] = {"first": first, "second": second, "pictures": len(apart)}
+            apart = apart.join(numbers, on=KEYS)
+            entry: dict[str, Any] = {"first": first, "second": second}
+            entry["pictures"] = count_pictures(apart)
             entry |= {name: _mean_with_interval(apart, name, seed) for name in names}
             pairs.append(entry)
     return pairs
@@ -96,13 +174,14 @@ def compare(scores: pd.DataFrame, labels: list[str], seed: int) -> list[dict[str
 
 def population(scores: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
     """The attacked updates, the most exposed first: of each the closest reconstruction, and the
-    largest share of labels and of pictures that any attack recovered and identified."""
+    largest share of labels and of pictures that any attack recovered and identified, over its
+    trials."""
     attacked = scores[scores["attack"] != baseline]
     if attacked.empty:
         return []
-    guesses = scores[scores["attack"] == baseline].groupby(["round", "client"])["psnr"].mean()
+    guesses = scores[scores["attack"] == baseline].groupby(VICTIM)["psnr"].mean()
     ranked = []
-    for at, here in attacked.groupby(["round", "client"]):
+    for at, here in attacked.groupby(VICTIM):
         round_, client = _pair(at)
         best = here.sort_values("psnr").iloc[-1]
         by_attack = here.groupby("attack")["identified"].apply(lambda x: x.astype(float).mean())
@@ -134,7 +213,8 @@ def over_rounds(scores: pd.DataFrame, rounds: pd.DataFrame, seed: int) -> list[d
     rows = []
     for _, here in scores.groupby(["attack", "round"], sort=False):
         attack, round_ = str(here["attack"].iloc[0]), int(here["round"].iloc[0])
-        row: dict[str, Any] = {"attack": attack, "round": round_, "pictures": len(here)}
+        row: dict[str, Any] = {"attack": attack, "round": round_}
+        row["pictures"] = count_pictures(here)
         row |= {m.name: _mean_with_interval(here, m.name, seed) for m in shown_in("headlines")}
         row["accuracy_before"] = accuracy.get(round_)
         rows.append(row)
@@ -142,24 +222,28 @@ def over_rounds(scores: pd.DataFrame, rounds: pd.DataFrame, seed: int) -> list[d
 
 
 def _mean_with_interval(table: pd.DataFrame, column: str, seed: int) -> dict[str, float | None]:
-    low, high = bootstrap(table, column, seed)
-    return {"mean": clean(table[column].mean()), "low": low, "high": high}
+    each = by_picture(table, column)
+    low, high = _interval(each, seed)
+    return {"mean": clean(each["value"].mean()), "low": clean(low), "high": clean(high)}
 
 
 def label_accuracy(own: pd.DataFrame) -> dict[str, float] | None:
     """The share of labels recovered; None for attacks that recover none."""
     if own["label_recovered"].isna().all():
         return None
-    right = int((own["label_recovered"] == own["label_true"]).sum())
-    return proportion(right, len(own))
+    return rate(own.assign(right=_right(own)), "right")
 
 
 def _label_share(rows: pd.DataFrame) -> float | None:
-    known = rows.dropna(subset=["label_recovered"])
-    if known.empty:
+    """Of the attack that recovered most of a victim's labels; None where none recovers any."""
+    claimed = rows["label_recovered"].notna().groupby(rows["attack"]).transform("any")
+    if not claimed.any():
         return None
-    right = known["label_recovered"] == known["label_true"]
-    return clean(right.groupby(known["attack"]).mean().max())
+    return clean(_right(rows)[claimed].groupby(rows["attack"][claimed]).mean().max())
+
+
+def _right(rows: pd.DataFrame) -> pd.Series:
+    return (rows["label_recovered"] == rows["label_true"]).astype(float)
 
 
 def _pair(key: Any) -> tuple[int, int]:

@@ -32,12 +32,13 @@ from fedsim.core.spec import Spec
 from fedsim.scoring.canary import CANARY_TOLERANCE
 from fedsim.scoring.statistics import (
     KEYS,
-    above_chance,
     bootstrap,
     clean,
+    count_groups,
+    count_pictures,
     describe,
     label_accuracy,
-    proportion,
+    rate,
 )
 
 RECOVERED_DB, ABOVE_BASELINE_DB = 30.0, 3.0
@@ -84,11 +85,12 @@ def summarise(
     labels: list[str],
     ledgers: dict[str, list[str]],
     failed: list[dict[str, str]],
-    gallery: Mapping[str, Any] | None = None,
+    chances: Mapping[str, Mapping[str, Any]] | None = None,
     asked: Asked | None = None,
 ) -> list[dict[str, Any]]:
-    """One entry per attack, in the order of the spec; the baseline last. ``gallery`` says what
-    identification is to be read against; without ``asked``, all that the scores hold was."""
+    """One entry per attack, in the order of the spec; the baseline last. ``chances`` says of each
+    attack what its identification is to be read against; without ``asked``, all that the scores
+    hold was."""
     asked = asked or Asked.of(scores)
     baseline = scores[scores["attack"] == asked.baseline]
     entries = []
@@ -98,7 +100,8 @@ def summarise(
             reasons = [job["reason"] for job in failed if job["attack"] == label]
             entries.append(_no_result(label, ledger, reasons, asked))
         else:
-            entries.append(_one(rows, baseline, label, ledger, spec.seed, gallery, asked))
+            chance = (chances or {}).get(label)
+            entries.append(_one(rows, baseline, label, ledger, spec.seed, chance, asked))
     return entries
 
 
@@ -115,7 +118,7 @@ def _one(
     label: str,
     ledger: list[str],
     seed: int,
-    gallery: Mapping[str, Any] | None,
+    chance: Mapping[str, Any] | None,
     asked: Asked,
 ) -> dict[str, Any]:
     paired = rows.merge(baseline, on=KEYS, how="left", suffixes=("", "_baseline"))
@@ -124,15 +127,16 @@ def _one(
     entry: dict[str, Any] = {
         "attack": label,
         "images": len(rows),
-        "pictures": int(rows.groupby(KEYS).ngroups),
+        "pictures": count_pictures(rows),
         "recovered": _recovered(paired),
         "victims": int(rows.groupby(["round", "client"]).ngroups),
         "victims_of": asked.victims,
+        "groups": count_groups(rows),
         "metrics": {m: describe(rows, m, seed) for m in METRICS},
         "baseline": {m: _mean(same[m]) for m in METRICS},
         "label_accuracy": labels["rate"] if labels else None,
         "labels": labels,
-        "identification": _identification(rows, gallery),
+        "identification": _identification(rows, chance),
         "canary": {
             "ok": bool(canary.notna().all() and (canary <= CANARY_TOLERANCE).all()),
             "worst": clean(canary.max()),
@@ -168,22 +172,19 @@ def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int) -> str:
     return "NOT RECOVERED"
 
 
-def _identification(rows: pd.DataFrame, gallery: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """How often a reconstruction told its own picture from the gallery's, against chance. The first
-    trial counts: later ones of the same picture are no new evidence."""
-    first = rows[rows["trial"] == rows["trial"].min()]["identified"].dropna()
-    if gallery is None or first.empty:
+def _identification(rows: pd.DataFrame, chance: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """How often a reconstruction told its own picture from the gallery's, against chance."""
+    looked_for = rows.dropna(subset=["identified"])
+    if chance is None or looked_for.empty:
         return None
-    hits = int(first.sum())
-    by_chance = above_chance(hits, len(first), float(gallery["chance"]))
-    return {**gallery, **proportion(hits, len(first)), "of": len(first), "by_chance": by_chance}
+    return {**chance, **rate(looked_for, "identified"), "of": count_pictures(looked_for)}
 
 
 def _recovered(paired: pd.DataFrame) -> int:
-    """How many distinct pictures came back, in any trial, by the rule for LEAKS."""
+    """How many distinct pictures came back, in any trial of any round, by the rule for LEAKS."""
     gain = paired["psnr"] - paired["psnr_baseline"]
     hit = (paired["psnr"] >= RECOVERED_DB) & ((gain >= ABOVE_BASELINE_DB) | gain.isna())
-    return int(paired[hit].groupby(KEYS).ngroups)
+    return count_pictures(paired[hit])
 
 
 def _words(entry: dict[str, Any]) -> str:

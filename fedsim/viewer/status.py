@@ -91,7 +91,7 @@ class Outcome:
     verdict: str
     words: str
     images: int
-    victims: int
+    victims: int  # that share no picture with one another
     metrics: dict[str, dict[str, float | None]]
     label_accuracy: float | None
     baseline: bool = False  # whether it is the attack that never sees the update
@@ -301,7 +301,7 @@ def _outcomes(content: bytes) -> list[Outcome]:
             verdict=str(entry["verdict"]),
             words=str(entry.get("words", "")),
             images=int(entry.get("images", 0)),
-            victims=int(entry.get("victims", 0)),
+            victims=int(entry.get("groups", entry.get("victims", 0))),
             metrics={
                 str(name): {str(k): _number(v) for k, v in values.items()}
                 for name, values in entry.get("metrics", {}).items()

@@ -58,3 +58,16 @@ def test_an_attack_that_declines_is_told_and_does_not_count() -> None:
     assert "| d | s | declined | 12.0 |" in as_markdown(table)
     (cell,) = by_cell(table)
     assert cell["attack"] == "b"
+
+
+def test_trials_of_a_picture_are_one_picture_and_seeds_are_apart() -> None:
+    pictures, outcomes = frames({("a", 0): [10.0, 20.0], ("a", 1): [12.0, 22.0]})
+    first = pictures.assign(image=0, picture=pictures["client"])
+    better = first.assign(trial=1, psnr=[40.0, 20.0, 12.0, 22.0])
+    once = aggregate(first, outcomes).iloc[0]
+    same = aggregate(pd.concat([first, first.assign(trial=1)], ignore_index=True), outcomes).iloc[0]
+    both = aggregate(pd.concat([first, better], ignore_index=True), outcomes).iloc[0]
+    assert once["pictures"] == same["pictures"] == both["pictures"] == 4
+    assert (once["psnr_low"], once["psnr_high"]) == (same["psnr_low"], same["psnr_high"])
+    assert (once["recovered"], both["recovered"], both["psnr_worst"]) == (0, 0.25, 40)
+    assert both["psnr"] == (25 + 20 + 12 + 22) / 4

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from fedsim.attacks.generators import create_generator, save_generator
 from fedsim.audit.stages import audit
@@ -41,6 +42,22 @@ def test_a_generator_of_the_clients_own_data_is_refused(tmp_path: Path) -> None:
     threat = f"threat={{model: D, generator: {{checkpoint: {file}}}}}"
     with pytest.raises(SpecError, match="trained on the clients' own data"):
         prepare(small_spec(threat))
+
+
+def test_a_generator_of_the_clients_own_folder_is_refused_by_any_way_to_it(tmp_path: Path) -> None:
+    for number in range(24):
+        folder = tmp_path / "own" / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (10 * number, 0, 0)).save(folder / f"{number}.png")
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    options, file = {**GENERATOR, "image_size": 32}, tmp_path / "g.safetensors"
+    threat = f"threat={{model: D, generator: {{checkpoint: {file}}}}}"
+    spec = small_spec("data.name=imagefolder", f"data.path={tmp_path / 'own'}", threat)
+    for way in (f"{tmp_path}/link", f"{tmp_path}/own/../own"):
+        own = {"name": "imagefolder", "path": way}
+        save_generator(file, "dcgan", options, create_generator("dcgan", options), trained_on=own)
+        with pytest.raises(SpecError, match="trained on the clients' own data"):
+            prepare(spec)
 
 
 def test_a_server_plans_without_the_data_set(

@@ -27,6 +27,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch) -> None:
         "fedsim.clients.shards",
         "fedsim.clients.dealing",
         "fedsim.campaign.plan",
+        "fedsim.campaign.surrogate",
         "fedsim.audit.stages",
     ):
         monkeypatch.setattr(f"{module}.images_of", opened)

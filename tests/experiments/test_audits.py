@@ -40,7 +40,8 @@ def test_imagenet_is_audited_with_lpips_and_identification(
     check(run, victims=4)
     told = run.summary["verdicts"][0]["identification"]
     assert told["gallery"] >= 100
-    assert told["chance"] == pytest.approx(1 / (told["gallery"] + 1))
+    assert told["chance"] < 0.2
+    assert told["by_chance"] < 0.01
 
 
 def test_celeba_is_audited_with_lpips_and_identification(

@@ -1,10 +1,11 @@
-"""Identification: the own picture is found among others, by chance never more often than chance."""
+"""Identification: the own picture is found among others, and another is not."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from fedsim.clients.data import pixel_digest
 from fedsim.clients.shards import images_of
 from fedsim.core.errors import ModelError
 from fedsim.core.spec import load_spec
@@ -39,6 +40,18 @@ def test_another_picture_is_not_identified(gallery: Gallery) -> None:
     assert gallery.identified(gallery.wanted(own), own.roll(1, 0)) == [0] * len(own)
     flat = torch.full_like(own, 0.5)
     assert sum(gallery.identified(gallery.wanted(own), flat)) <= 1
+
+
+def test_the_victims_other_pictures_are_no_candidates() -> None:
+    own = truths()
+    space = FeatureSpace(None)
+    digests = tuple(pixel_digest(picture) for picture in own[1:])
+    held = Gallery(space, space(own[1:]), digests)
+    swapped = own[[1, 0, 2]]
+    assert held.identified(held.wanted(own[:3]), own[:3]) == [1, 1, 1]
+    assert held.identified(held.wanted(own[:1]), swapped[:1]) == [0]  # another's, in the gallery
+    noisy = (0.9 * own[:1] + 0.1 * own[1:2]).expand(2, -1, -1, -1)
+    assert held.identified(held.wanted(own[:2]), noisy)[0] == 1
 
 
 def test_a_good_reconstruction_is_identified(gallery: Gallery) -> None:
@@ -83,5 +96,4 @@ def test_features_are_unit_vectors_and_kept_between_runs(
 def test_it_can_be_switched_off_and_says_so() -> None:
     found = identification_of(load_spec({}, ["audit.gallery=0"]))
     assert found.gallery is None
-    assert found.about is None
     assert "switched off" in str(found.reason)

@@ -56,6 +56,18 @@ def test_a_damaged_result_costs_its_own_rows_and_is_told(run: Run) -> None:
     assert event["message"].startswith(f"{damaged.name} is not scored")
 
 
+def test_a_picture_met_again_has_the_same_number(run: Run) -> None:
+    images = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = []
+    for round_, rows in ((7, [0, 1]), (8, [1, 2])):
+        job = Job(run.observations, run.reconstructions, round_, 0, Component(name="x"), "x", 0)
+        truth = Truth(images[rows], torch.tensor([0, 1]), [[0, 1]], 0, [])
+        Vault(run.vault).write(round_, 0, truth)
+        Reconstruction(images[rows]).save(job.result)
+        found.append(job)
+    assert score_jobs(run, found)["picture"].tolist() == [0, 1, 1, 2]
+
+
 def made(run: Run, images: torch.Tensor, labels: list[int], found: Reconstruction) -> Job:
     """A job of two pictures, and what was found of them."""
     job = Job(run.observations, run.reconstructions, 9, 0, Component(name="x"), "x", 0)

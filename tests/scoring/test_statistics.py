@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binomtest
 
 from fedsim.core.attack import BASELINE
 from fedsim.core.spec import Spec
 from fedsim.scoring.scores import columns
 from fedsim.scoring.statistics import (
-    above_chance,
     bootstrap,
     compare,
+    count_groups,
+    count_pictures,
     describe,
+    label_accuracy,
     over_rounds,
     population,
     proportion,
+    rate,
 )
 from fedsim.scoring.verdict import summarise
 from tests.scoring.conftest import table
@@ -50,8 +57,9 @@ def test_a_rate_has_the_exact_binomial_interval() -> None:
     assert (none["rate"], none["low"]) == (0, 0)
     assert none["high"] == pytest.approx(1 - 0.025**0.1)
     assert half["low"] < 0.5 < half["high"]
-    assert above_chance(1, 1, 0.01) == pytest.approx(0.01)
-    assert above_chance(0, 5, 0.01) == 1
+    exact = binomtest(3, 10).proportion_ci(method="exact")
+    assert proportion(3, 10)["low"] == pytest.approx(exact.low)
+    assert proportion(3, 10)["high"] == pytest.approx(exact.high)
 
 
 def test_attacks_are_compared_on_the_same_pictures() -> None:
@@ -76,15 +84,17 @@ def test_leakage_over_rounds_stands_beside_the_accuracy_the_clients_started_from
     assert (second["round"], second["psnr"]["mean"], second["accuracy_before"]) == (2, 20, 0.3)
 
 
-@pytest.mark.parametrize(("identified", "verdict"), [(1, "PARTIAL"), (0, "NOT RECOVERED")])
-def test_pictures_told_from_a_gallery_are_a_partial_leak(identified: int, verdict: str) -> None:
+@pytest.mark.parametrize(("by_chance", "verdict"), [(1e-4, "PARTIAL"), (2e-3, "NOT RECOVERED")])
+def test_pictures_told_from_a_gallery_are_a_partial_leak(by_chance: float, verdict: str) -> None:
     rows = [(name, 1, c, 12.0) for name in ("a", BASELINE) for c in range(4)]
-    table = scores(rows, identified=identified)
-    about = {"space": "pixels", "gallery": 99, "chance": 0.01}
-    (entry, _) = summarise(table, Spec(), ["a", BASELINE], {}, [], about)
+    table = scores(rows, identified=1)
+    about = {"space": "pixels", "gallery": 99, "chance": 0.01, "by_chance": by_chance}
+    (entry, guess) = summarise(table, Spec(), ["a", BASELINE], {}, [], {"a": about})
     assert entry["verdict"] == verdict
-    assert entry["identification"]["rate"] == identified
+    assert entry["identification"]["rate"] == 1
     assert entry["identification"]["of"] == 4
+    assert entry["identification"]["chance"] == 0.01
+    assert guess["identification"] is None
 
 
 def test_the_interval_covers_the_mean_and_narrows_with_victims() -> None:
@@ -93,3 +103,118 @@ def test_the_interval_covers_the_mean_and_narrows_with_victims() -> None:
     (low, high), (inner_low, inner_high) = (bootstrap(t, "psnr", 0) for t in (few, many))
     assert low <= 20 <= high
     assert low < inner_low < 20 < inner_high < high
+
+
+def batches(victims: int, images: int, seed: int = 0) -> pd.DataFrame:
+    """Victims with several pictures each; labels and identification as it happens."""
+    coin = np.random.default_rng(seed)
+    rows = []
+    for client in range(victims):
+        ease = coin.random()
+        for image in range(images):
+            right = int(coin.random() < ease)
+            rows.append(
+                {
+                    **dict.fromkeys(columns()),
+                    **{"attack": "a", "round": 1, "client": client, "trial": 0, "image": image},
+                    **{"psnr": 10 + 10 * coin.random(), "ssim": coin.random(), "canary": 0.0},
+                    **{"label_true": 1, "label_recovered": right, "identified": right},
+                    **{"seconds": 1.0, "picture": images * client + image},
+                }
+            )
+    return pd.DataFrame(rows, columns=columns())
+
+
+def everything(table: pd.DataFrame) -> list[Any]:
+    """Whatever the statistics say of a table and an attack `b` that is everywhere 1 dB better."""
+    better = table.assign(attack="b", psnr=table["psnr"] + 1)
+    both = pd.concat([table, better], ignore_index=True)
+    return [
+        bootstrap(table, "psnr", 0),
+        describe(table, "psnr", 0),
+        label_accuracy(table),
+        rate(table, "identified"),
+        compare(both, ["a", "b"], 0),
+        over_rounds(both, pd.DataFrame(columns=["round"]), 0),
+        population(both, BASELINE),
+        count_pictures(table),
+        count_groups(table),
+    ]
+
+
+@pytest.mark.parametrize("images", [1, 4])
+def test_more_trials_of_the_same_pictures_change_no_statistic(images: int) -> None:
+    table = batches(6, images)
+    trials = [table.assign(trial=trial) for trial in range(4)]
+    once, often = everything(table), everything(pd.concat(trials, ignore_index=True))
+    for first, second in zip(once, often, strict=True):
+        assert str(first) == str(second)
+
+
+def test_trials_are_averaged_and_the_worst_case_is_of_any() -> None:
+    first = table([10, 30], [])
+    second = first.assign(trial=1, psnr=[20.0, 32.0])
+    told = describe(pd.concat([first, second]), "psnr", 0)
+    assert (told["mean"], told["worst_case"], told["typical"]) == (23, 32, 23)
+    assert (told["low"], told["high"]) == (15, 31)
+
+
+def test_a_picture_met_in_several_rounds_is_one_picture() -> None:
+    first = batches(4, 2)
+    later = first.assign(round=2)
+    both = pd.concat([first, later], ignore_index=True)
+    assert count_pictures(both) == count_pictures(first) == 8
+    assert count_groups(both) == count_groups(first) == 4
+    assert bootstrap(both, "psnr", 0) == pytest.approx(bootstrap(first, "psnr", 0))
+    assert label_accuracy(both) == pytest.approx(label_accuracy(first))
+    unlike = pd.concat([first, later.assign(picture=later["picture"] + 8)], ignore_index=True)
+    assert (count_pictures(unlike), count_groups(unlike)) == (16, 8)
+
+
+def test_rounds_that_share_some_pictures_are_drawn_together() -> None:
+    rows = batches(3, 2)
+    rows["picture"] = [0, 1, 1, 2, 5, 6]  # the second client's batch holds one of the first's
+    assert (count_pictures(rows), count_groups(rows)) == (5, 2)
+
+
+def test_scores_without_numbered_pictures_go_by_their_place() -> None:
+    old = batches(3, 2).drop(columns="picture")
+    again = pd.concat([old, old.assign(trial=1)], ignore_index=True)
+    assert count_pictures(again) == count_pictures(old) == 6
+    assert bootstrap(again, "psnr", 0) == bootstrap(old, "psnr", 0)
+
+
+def test_a_rate_counts_pictures_that_are_alike_as_fewer() -> None:
+    def told(shares: list[list[int]]) -> dict[str, float]:
+        rows = [
+            {"round": 1, "client": client, "image": image, "hit": hit}
+            for client, hits in enumerate(shares)
+            for image, hit in enumerate(hits)
+        ]
+        return rate(pd.DataFrame(rows), "hit")
+
+    one_each = told([[1], [0], [1], [1], [0], [1]])
+    assert one_each == proportion(4, 6)
+    together = told([[1] * 8, [0] * 8, [1] * 8, [1] * 8, [0] * 8, [1] * 8])
+    assert together == pytest.approx(one_each)  # each batch is one picture, eight times
+    spread = told([[1, 1, 0, 1, 1, 0, 1, 0]] * 6)
+    assert one_each["low"] < spread["low"] < spread["rate"] < spread["high"] < one_each["high"]
+    assert told([[1] * 8] * 3) == proportion(3, 3)
+    assert told([[0] * 8]) == proportion(0, 1)
+
+
+def test_a_label_that_is_not_claimed_is_not_recovered() -> None:
+    rows = batches(1, 4).assign(label_recovered=[1, None, None, None])
+    (entry,) = population(rows, BASELINE)
+    assert entry["labels"] == 0.25
+    told = label_accuracy(rows)
+    assert told is not None
+    assert told["rate"] == 0.25
+
+
+def test_a_picture_that_came_back_in_several_rounds_is_recovered_once() -> None:
+    rows = pd.concat([table([35, 12], [12, 12]), table([36, 12], [12, 12]).assign(round=2)])
+    rows["picture"] = rows["client"]
+    (entry, _) = summarise(rows, Spec(), ["mine", BASELINE], {}, [])
+    assert (entry["recovered"], entry["pictures"], entry["victims"]) == (1, 2, 4)
+    assert entry["groups"] == 2
