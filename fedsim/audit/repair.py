@@ -67,7 +67,9 @@ def _mend_rounds(run: Run, spec: Spec) -> None:
 def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
     """The first round that left something damaged, and what."""
     observed = set(observed_rounds(spec))
-    absent = {(e.get("round"), e.get("client")) for e in run.events() if e["kind"] in ABSENT}
+    told = [(e["kind"], (e.get("round"), e.get("client"))) for e in run.events()]
+    absent = {where for kind, where in told if kind in ABSENT}
+    unkept = {where for kind, where in told if kind == "update_rejected"}  # not of any form
     for round_ in range(1, done + 1):
         try:
             if round_ in observed:
@@ -76,7 +78,7 @@ def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
                 if (round_, client) in absent:
                     continue
                 Vault(run.vault).check(round_, client)
-                if round_ in observed:
+                if round_ in observed and (round_, client) not in unkept:
                     check_observation(run.observations / f"{observation_name(round_, client)}.json")
         except FedsimError as error:
             return round_, str(error)
