@@ -114,10 +114,20 @@ class CannedGrid(Grid):
         return honest_upload(self.plan, client)
 
 
+_FORMS: dict[int, tuple[Plan, wire.Form]] = {}  # a model is built for each
+
+
+def form_for(plan: Plan) -> wire.Form:
+    """What the clients of a plan upload."""
+    if id(plan) not in _FORMS:
+        _FORMS[id(plan)] = plan, form_of(plan.public)
+    return _FORMS[id(plan)][1]
+
+
 def honest_upload(plan: Plan, client: int) -> RecordDict:
     """What an honest client might upload: of the right form, and small numbers."""
     coin = torch.Generator().manual_seed(client)
-    form = form_of(plan.public)
+    form = form_for(plan)
     tensors = {n: torch.randn(b.shape, generator=coin) / 100 for n, b in form.tensors.items()}
     buffers = {
         n: torch.ones(b.shape, dtype=getattr(torch, b.dtypes[0])) for n, b in form.buffers.items()

@@ -57,7 +57,7 @@ class Halves(Defense):
 HONEST = {
     "plain": ("train.upload=gradient",),
     "delta": ("train={rounds: 1, upload: delta, local_steps: 2, lr: 0.05}",),
-    "epochs": ("train={rounds: 1, upload: delta, local_epochs: 2, lr: 0.05, batch_size: 2}",),
+    "epochs": ("train={rounds: 1, upload: delta, local_epochs: 2, lr: 0.05, batch_size: 64}",),
     "frozen": ("defenses=[{name: frozen_pe}]",),
     "withheld": ("defenses=[{name: withheld, parts: [position, head]}]",),
     "mjp": ("defenses=[{name: mjp}]",),
