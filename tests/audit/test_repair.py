@@ -28,6 +28,7 @@ from fedsim.core.files import UNFINISHED, save_tensors
 from fedsim.core.observation import read_weights
 from fedsim.core.run import Run, list_observations, weights_path
 from fedsim.core.spec import Spec
+from fedsim.core.vault import Vault
 from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.scoring.scores import columns
 from tests.conftest import SMALL, small_spec
@@ -352,6 +353,18 @@ def test_what_was_mended_is_told(rich_run: Run, tmp_path: Path) -> None:
     assert rounds.startswith("the rounds from 2 on are done again: the observation '")
     assert result.endswith("the result was damaged and is made again")
     assert kept.stat().st_mtime_ns == before  # the round was done alike: its result still stands
+
+
+@pytest.mark.parametrize("how", ["nan", "huge"])
+def test_an_update_that_was_left_out_is_no_damage(how: str, tiny_run: Run, tmp_path: Path) -> None:
+    labels = [int(Vault(tiny_run.vault).read(1, client).labels[0]) for client in range(2)]
+    assert labels[0] != labels[1]
+    fault = f"{{name: 'tests.faults:OnLabel', label: {labels[0]}, how: {how}}}"
+    run = audit(small_spec(*TINY, f"defenses=[{fault}]"), tmp_path / "run")
+    before = run.events()
+    assert [event["kind"] for event in before].count("update_rejected") == 1
+    assert not list(run.reconstructions.rglob("client-0000-trial-*"))
+    assert resumed(run.root).events() == before
 
 
 def test_a_result_of_another_observation_is_made_again(tiny_run: Run, tmp_path: Path) -> None:

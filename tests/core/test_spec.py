@@ -121,3 +121,13 @@ def test_every_path_of_a_spec_is_made_absolute(monkeypatch: pytest.MonkeyPatch, 
     paths += [threat.prior.checkpoint, threat.generator.checkpoint]
     assert [str(tmp_path / name) for name in ("data", "model.pth", "other")] == paths[:3]
     assert [str(tmp_path / name) for name in ("prior.pth", "generator.safetensors")] == paths[3:]
+
+
+def test_bounds_on_what_clients_may_send_have_defaults_that_older_runs_share() -> None:
+    plain = load_spec({})
+    assert plain.digest() == load_spec({}, ["train.patience=10"]).digest()
+    assert (plain.train.max_norm, plain.train.max_examples) == (None, None)
+    assert load_spec({}, ["train.patience=null"]).train.patience is None
+    for wrong in ("train.patience=0.5", "train.max_norm=0", "train.max_examples=0"):
+        with pytest.raises(SpecError, match=wrong.partition("=")[0]):
+            load_spec({}, [wrong])

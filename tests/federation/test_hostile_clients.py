@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.app.error import Error
+from flwr.serverapp.strategy import FedAvg
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -291,6 +292,69 @@ def test_who_did_not_train_has_no_share_of_the_test_set(tmp_path: Path) -> None:
     grid = CannedGrid(4, plan, delays={(BAD, TRAIN): SILENT})
     federated(plan, grid, tmp_path / "run")
     assert sorted(client for client, kind, _ in grid.asked if kind == EVALUATE) == [0, 2, 3]
+
+
+# -- aggregates -------------------------------------------------------------------------------
+
+
+@dataclass
+class Failing(FedAvg):
+    """A strategy that fails, or answers with what is no model."""
+
+    answer: Callable[[ArrayRecord], ArrayRecord]
+
+    def __post_init__(self) -> None:
+        super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        assert arrays is not None
+        return self.answer(arrays), metrics
+
+
+def _each(arrays: ArrayRecord, alter: Callable[[Any], Any]) -> ArrayRecord:
+    return ArrayRecord({name: Array(alter(array.numpy())) for name, array in arrays.items()})
+
+
+def raises(arrays: ArrayRecord) -> ArrayRecord:
+    raise ZeroDivisionError("weights that add up to nothing")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda arrays: _each(arrays, lambda a: a * np.nan), "finite"),
+        (lambda arrays: _each(arrays, lambda a: a[None]), "shapes"),
+        (lambda arrays: ArrayRecord({HEAD: arrays[HEAD]}), "shapes"),
+        (raises, "FedAvg could not aggregate: ZeroDivisionError"),
+    ],
+)
+def test_an_aggregate_that_is_no_model_is_left_out(
+    answer: Callable[[ArrayRecord], ArrayRecord], words: str, tmp_path: Path
+) -> None:
+    plan = canned_plan()
+    grid = CannedGrid(4, plan, {(BAD, TRAIN): metric(num_examples=0)})
+    run = Run.create(tmp_path / "run", plan.spec, deployed=True, classes=3)
+    pace = Pace(10, FLOOR, grid.clock)
+    strategy = AdversarialStrategy(Failing(answer), plan.spec, run, plan.public, pace=pace)
+    strategy.run_rounds(grid, plan.initial)
+    kinds = {kind: said for kind, _, said in told(run)}
+    assert kinds.keys() == {"update_rejected", "aggregate_rejected"}
+    assert words in kinds["aggregate_rejected"]
+    assert list(run.rounds["clients"]) == [0]
+    assert same(model_of(run), plan.initial)
+
+
+def test_a_strategy_that_fails_on_honest_replies_ends_the_run_in_one_sentence(
+    tmp_path: Path,
+) -> None:
+    plan = canned_plan()
+    grid = CannedGrid(4, plan)
+    run = Run.create(tmp_path / "run", plan.spec, deployed=True, classes=3)
+    pace = Pace(10, FLOOR, grid.clock)
+    strategy = AdversarialStrategy(Failing(raises), plan.spec, run, plan.public, pace=pace)
+    with pytest.raises(RunError, match="FedAvg could not aggregate: ZeroDivisionError"):
+        strategy.run_rounds(grid, plan.initial)
 
 
 # -- masks --------------------------------------------------------------------------------------
