@@ -219,7 +219,8 @@ class SaysKeys:
 
 @dataclass(frozen=True)
 class OnLabel(Defense):
-    """Misbehaves on batches that hold ``label``: raises, or uploads numbers that are not finite."""
+    """Misbehaves on batches that hold ``label``: raises, or uploads numbers that are not finite, or
+    far too large."""
 
     label: int
     how: str = "raise"
@@ -237,8 +238,9 @@ class OnLabel(Defense):
     def protect_update(self, update: Update, rng: torch.Generator) -> Update:
         if not getattr(self, "_hit", False):
             return update
+        value = 3e38 if self.how == "huge" else float("nan")
         return replace(
-            update, tensors={n: torch.full_like(t, float("nan")) for n, t in update.tensors.items()}
+            update, tensors={n: torch.full_like(t, value) for n, t in update.tensors.items()}
         )
 
 

@@ -128,7 +128,9 @@ def _rows(run: Run) -> list[dict[str, Any]]:
 def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
     """The first round that left something damaged or misplaced, and what."""
     observed = set(observed_rounds(spec))
-    absent = {(e.get("round"), e.get("client")) for e in run.events() if e["kind"] in ABSENT}
+    told = [(e["kind"], (e.get("round"), e.get("client"))) for e in run.events()]
+    absent = {where for kind, where in told if kind in ABSENT}
+    unkept = {where for kind, where in told if kind == "update_rejected"}  # not of any form
     for round_ in range(1, done + 1):
         try:
             if round_ in observed:
@@ -136,10 +138,10 @@ def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
             for client in spec.cohort(round_):
                 if (round_, client) in absent:
                     continue
+                kept = round_ in observed and (round_, client) not in unkept
                 path = run.observations / f"{observation_name(round_, client)}.json"
-                update = recorded_checksum(path) if round_ in observed else None
-                Vault(run.vault).check(round_, client, update)
-                if round_ in observed:
+                Vault(run.vault).check(round_, client, recorded_checksum(path) if kept else None)
+                if kept:
                     check_observation(path)
         except FedsimError as error:
             return round_, str(error)

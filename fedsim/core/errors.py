@@ -42,6 +42,10 @@ class NotGranted(FedsimError):  # noqa: N818 - a word of the design
     """An attack read something its threat model does not grant."""
 
 
+class ReplyError(FedsimError):
+    """A client's reply is not what the protocol asks for: it is left out, and the round goes on."""
+
+
 class RunError(FedsimError):
     """A run directory cannot be used as asked."""
 

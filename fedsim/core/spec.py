@@ -104,7 +104,11 @@ class TrainSpec(_Section):
     mode: Literal["train", "eval"] = "train"
     strategy: str = "FedAvg"
     strategy_options: dict[str, Any] = {}
-    timeout: Annotated[float, Field(gt=0)] = 3600.0
+    timeout: Annotated[float, Field(gt=0)] = 3600.0  # seconds a cohort is waited for, at most
+    # Once half of it has answered: so many times as long as that half took; null: the timeout.
+    patience: Annotated[float, Field(ge=1)] | None = 10.0
+    max_norm: Annotated[float, Field(gt=0)] | None = None  # of an upload; null: very far
+    max_examples: Positive | None = None  # behind an upload; null: what the protocol gives
     evaluate: bool = True
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedsim.core.defense import Defense
-from fedsim.core.errors import SpecError, did_you_mean
+from fedsim.core.errors import RunError, SpecError, did_you_mean
 from fedsim.core.learning import Update
 from fedsim.core.spec import Spec
 from fedsim.defenses.applied import declared, hiding
@@ -39,6 +39,16 @@ def create_strategy(spec: Spec) -> Strategy:
     except (TypeError, ValueError) as error:
         raise SpecError(f"train.strategy_options do not fit {name}: {error}.") from error
     return strategy
+
+
+def refuse_too_few(strategy: Strategy, nodes: int, round_: int) -> None:
+    """Raise where a strategy wants more nodes than a round has: it would wait for them forever."""
+    asked = [getattr(strategy, key, 1) for key in ("min_train_nodes", "min_available_nodes")]
+    if max(asked) > max(1, nodes):
+        raise RunError(
+            f"round {round_} has {nodes} clients and train.strategy_options asks for at least "
+            f"{max(asked)}."
+        )
 
 
 def masking(spec: Spec) -> Defense | None:

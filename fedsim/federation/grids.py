@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from flwr.app import Context, Message, MessageType, RecordDict
+import httpx
+from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -16,9 +17,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.core import wire
-from fedsim.core.errors import RunError
+from fedsim.core.errors import FedsimError, RunError
+from fedsim.federation.pace import Pace
 
 DEATHS, RESTART_SECONDS = 60, 1.0  # how often a dead client is asked, how far apart
+LOOK_SECONDS = 0.05  # between two looks for replies; a look at clients elsewhere asks for each
+FETCH_SECONDS = 1.0  # how long a look waits for one reply before it goes on to the others
 
 
 class _GridProxy(Grid):
@@ -64,54 +68,149 @@ class Cohort(_GridProxy):
 
 
 class StreamingGrid(_GridProxy):
-    """A grid whose replies come one by one, as they arrive, instead of all at the end.
+    """A grid whose replies come one by one, as they arrive, instead of all at the end, and whose
+    ``pace`` says when it has waited long enough for the rest.
 
-    A client whose process died is asked again once Ray has started another; ``revived`` is called
-    when it answers. A client whose own code failed has answered.
+    In a simulation, a client whose process died is asked again once Ray has started another;
+    ``revived`` is called when it answers. A client whose own code failed has answered. Replies of
+    clients ``elsewhere`` are fetched each for itself: one that cannot be read, or that never comes
+    to an end, is that client's alone.
     """
 
     def __init__(
         self,
         grid: Grid,
         stop: threading.Event,
+        pace: Pace,
         revived: Callable[[int, str], None] = lambda node, reason: None,
+        *,
+        elsewhere: bool = False,
     ):
         super().__init__(grid)
-        self.stop, self.revived = stop, revived
+        self.stop, self.pace, self.revived = stop, pace, revived
+        self.elsewhere = elsewhere and not isinstance(grid, InlineGrid)
+        self.waited = 0.0  # for the last cohort, in seconds
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
         messages = list(messages)
-        waiting = dict(zip(self.push_messages(messages), messages, strict=True))
-        return self._replies(waiting, timeout)
+        pushed = set(self.push_messages(messages)) if messages else set()
+        waiting = {message.metadata.message_id: message for message in messages}
+        return self._replies({n: m for n, m in waiting.items() if n in pushed}, timeout)
 
     def _replies(self, waiting: dict[str, Message], timeout: float | None) -> Iterator[Message]:
-        end = time.monotonic() + (timeout or float("inf"))
+        clock, limit = self.pace.clock, timeout or float("inf")
+        began, kind = clock.monotonic(), _kind(waiting)
+        answered: dict[int, float] = {}
         deaths: dict[int, list[str]] = {}
-        while waiting and time.monotonic() < end:
+        fetches: dict[str, _Fetch] = {}
+        while waiting:
             if self.stop.is_set():
                 raise RunError("the run was stopped.")
             arrived, dead = False, list[Message]()
-            for reply in self.pull_messages(list(waiting)):
-                arrived = True
-                question = waiting.pop(reply.metadata.reply_to_message_id)
-                node = reply.metadata.src_node_id
-                if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN:
-                    deaths.setdefault(node, []).append(reason_of(reply.error.reason))
+            for reply in self._arrived(waiting, fetches):
+                question = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if question is None:
+                    continue  # nobody asked
+                arrived, reply = True, _own(reply, question)
+                node = question.metadata.dst_node_id
+                if self._died(reply):
+                    deaths.setdefault(node, []).append(wire.reason_of(reply.error.reason))
                     if len(deaths[node]) < DEATHS:
                         dead.append(question)
                         continue
                 elif node in deaths:
                     self.revived(node, deaths[node][0])
+                answered[node] = clock.monotonic() - began
                 yield reply
                 del reply
+            self.waited = clock.monotonic() - began
             if dead:
-                time.sleep(RESTART_SECONDS)
+                clock.sleep(RESTART_SECONDS)
                 repeated = [_once_more(message) for message in dead]
-                waiting |= zip(self.push_messages(repeated), repeated, strict=True)
-            elif waiting and not arrived:
-                time.sleep(0.05)
+                pushed = set(self.push_messages(repeated))
+                asked = {message.metadata.message_id: message for message in repeated}
+                waiting |= {name: message for name, message in asked.items() if name in pushed}
+            elif not arrived:
+                # Looked once more after the time was up: what was there by then is not too late.
+                if self.waited >= self.pace.seconds(kind, _nodes(waiting), answered, limit):
+                    break
+                clock.sleep(min(1.0, LOOK_SECONDS * (len(waiting) if self.elsewhere else 1)))
+        self.pace.remember(kind, _nodes(waiting), answered)
+
+    def _died(self, reply: Message) -> bool:
+        """Whether a simulation lost the client's process, of which the client knows nothing."""
+        return not self.elsewhere and reply.has_error() and reply.error.code == ErrorCode.UNKNOWN
+
+    def _arrived(
+        self, waiting: Mapping[str, Message], fetches: dict[str, _Fetch]
+    ) -> Iterator[Message]:
+        """What has come of the replies that are waited for."""
+        if not self.elsewhere:
+            yield from self.pull_messages(list(waiting))
+            return
+        for name, question in list(waiting.items()):
+            fetch = fetches.pop(name, None) or _Fetch(partial(self.pull_messages, [name]))
+            if not fetch.done.wait(0 if fetch.late else FETCH_SECONDS):
+                fetch.late, fetches[name] = True, fetch
+                continue
+            try:
+                yield from fetch.result()
+            except Exception as error:
+                if not _of_the_reply(error):
+                    raise
+                unread = Error(
+                    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+                    f"its reply cannot be read ({type(error).__name__})",
+                )
+                yield Message(unread, reply_to=question)
+
+
+class _Fetch:
+    """A reply on its way from the SuperLink, in a thread of its own: Flower waits there for hours
+    for the parts of a message that a client has announced and does not send."""
+
+    def __init__(self, pull: Callable[[], Iterable[Message]]):
+        self.done, self.late = threading.Event(), False
+        self._replies: list[Message] = []
+        self._error: Exception | None = None
+        threading.Thread(target=self._run, args=(pull,), daemon=True, name="fetch").start()
+
+    def _run(self, pull: Callable[[], Iterable[Message]]) -> None:
+        try:
+            self._replies = list(pull())
+        except Exception as error:
+            self._error = error
+        self.done.set()
+
+    def result(self) -> list[Message]:
+        if self._error is not None:
+            raise self._error
+        return self._replies
+
+
+def _of_the_reply(error: Exception) -> bool:
+    """Whether a reply could not be read, and not the SuperLink reached: then it is no client's."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
+    return not isinstance(error, httpx.HTTPError | OSError | FedsimError)
+
+
+def _own(reply: Message, question: Message) -> Message:
+    """The reply as one of the node that was asked: of an error, Flower may say it is its own."""
+    if reply.metadata.src_node_id == question.metadata.dst_node_id:
+        return reply
+    reason = reply.error.reason if reply.has_error() else "another node answered in its place"
+    return Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, reason), reply_to=question)
+
+
+def _kind(waiting: Mapping[str, Message]) -> str:
+    return next((message.metadata.message_type for message in waiting.values()), "")
+
+
+def _nodes(waiting: Mapping[str, Message]) -> list[int]:
+    return [message.metadata.dst_node_id for message in waiting.values()]
 
 
 def _once_more(message: Message) -> Message:
@@ -180,45 +279,3 @@ class InlineGrid(Grid):
         except Exception as error:  # to the server, a client's error is a reply
             reason = f"{type(error).__name__}: {error}"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-
-
-def identify(grid: Grid, clients: int, timeout: float) -> dict[int, int]:
-    """Ask every node which client it is: node ids are random, partition ids are not."""
-    end = time.monotonic() + timeout
-    while len(nodes := list(grid.get_node_ids())) < clients:
-        if time.monotonic() > end:
-            raise RunError(f"only {len(nodes)} of {clients} clients connected in {timeout:.0f} s.")
-        time.sleep(0.05)
-    questions = [
-        Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
-    ]
-    client_of_node: dict[int, int] = {}
-    for reply in grid.send_and_receive(questions, timeout=timeout):
-        if reply.has_error():
-            raise RunError(f"a client cannot start: {reason_of(reply.error.reason)}")
-        client_of_node[reply.metadata.src_node_id] = wire.introduced(reply.content)
-    _check_partitions(sorted(client_of_node.values()), clients)
-    return client_of_node
-
-
-def _check_partitions(partitions: list[int], clients: int) -> None:
-    """Every client once: one that is here twice would be attacked as two."""
-    for one in partitions:
-        if not 0 <= one < clients:
-            raise RunError(
-                f"a node says it is client {one}, and there are clients 0 to {clients - 1} only; "
-                f"correct its partition-id."
-            )
-        if partitions.count(one) > 1:
-            raise RunError(f"two nodes say they are client {one}; correct one's partition-id.")
-    if partitions != list(range(clients)):
-        raise RunError(
-            f"the nodes say they are clients {partitions}; expected each of 0 to {clients - 1} "
-            f"once."
-        )
-
-
-def reason_of(text: str | None) -> str:
-    """The last line of a client's error, without the wrapping of the runtime."""
-    lines = [line.strip(" '\">") for line in str(text).splitlines() if line.strip(" '\">")]
-    return lines[-1] if lines else "no reason given"

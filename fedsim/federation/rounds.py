@@ -12,10 +12,10 @@ Row = dict[str, Any]
 
 
 class Event(NamedTuple):
-    """Something that went wrong with one client and was survived."""
+    """Something that went wrong and was survived; with one client, where it is known."""
 
     kind: str
-    client: int
+    client: int | None
     message: str
 
 
@@ -39,8 +39,11 @@ class RoundLog:
         self.events = []
         return self.done + 1
 
-    def note(self, kind: str, client: int, message: str) -> None:
-        self.events.append(Event(kind, client, message))
+    def note(self, kind: str, client: int | None, message: str) -> None:
+        """Write down what went wrong; the same only once, however often it happens."""
+        event = Event(kind, client, message)
+        if event not in self.events:
+            self.events.append(event)
 
     def trained(
         self, clients: int, failed: int, metrics: Mapping[str, Any] | None, received: int

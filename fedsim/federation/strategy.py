@@ -8,7 +8,7 @@ memory does not grow with the clients.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedsim.core import wire
-from fedsim.core.errors import RunError
+from fedsim.core.errors import ReplyError, RunError
 from fedsim.core.learning import Update
 from fedsim.core.observation import Public
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
-from fedsim.federation.aggregation import CohortSum, Reply, masking
+from fedsim.federation.admission import Admission, fits
+from fedsim.federation.aggregation import CohortSum, Reply, masking, refuse_too_few
 from fedsim.federation.checkpoint import (
     Checkpoint,
     held_by,
@@ -32,8 +33,10 @@ from fedsim.federation.checkpoint import (
     restore,
     write_checkpoint,
 )
-from fedsim.federation.grids import Cohort, StreamingGrid, identify, reason_of
+from fedsim.federation.grids import Cohort, StreamingGrid
+from fedsim.federation.pace import Pace
 from fedsim.federation.recorder import Recorder
+from fedsim.federation.roster import Roster
 from fedsim.federation.rounds import Event, RoundLog
 from fedsim.federation.spool import as_weights
 
@@ -45,7 +48,8 @@ class AdversarialStrategy(Strategy):
     """The outermost strategy: captures every reply, then lets ``inner`` aggregate.
 
     ``rounds`` are those whose observations it keeps, the audited ones by default; with ``capture``
-    False it keeps none, like a plain server.
+    False it keeps none, like a plain server. No reply, whatever is in it, ends a round: one that
+    `Admission` does not let in is told and left out.
     """
 
     def __init__(
@@ -61,17 +65,20 @@ class AdversarialStrategy(Strategy):
         on_round: OnRound = lambda row: None,
         on_committed: Callable[[int], None] = lambda round_: None,
         stop: threading.Event | None = None,
+        pace: Pace | None = None,
     ):
         self.inner, self.spec, self.run, self.public = inner, spec, run, public
         self.recorder = Recorder(run, public, rounds or spec.audited_rounds if capture else [])
         self.on_observation, self.on_round = on_observation, on_round
         self.on_committed = on_committed
         self.stop = stop or threading.Event()
+        self.pace = pace or Pace.of(spec, run)
         self.mask = masking(spec)
         rows, self._arrays, self._restored = read_checkpoint(run)
         self.log = RoundLog(rows)
-        self._clients: dict[int, int] = {}  # node id -> client
+        self.roster = Roster(spec.data.clients, run.note)
         self._sent: dict[str, Tensor] = {}
+        self._trained: list[int] = []  # who answered in this round
 
     @property
     def rounds_done(self) -> int:
@@ -85,12 +92,15 @@ class AdversarialStrategy(Strategy):
         missing = self.spec.train.rounds - self.rounds_done
         if missing <= 0:
             return
-        streaming = StreamingGrid(grid, self.stop, self._revived)
-        self._clients = identify(streaming, self.spec.data.clients, self.spec.train.timeout)
+        self.admission = Admission(self.spec, self.run, self.public, initial)
+        self.grid = StreamingGrid(
+            grid, self.stop, self.pace, self._revived, elsewhere=self.run.deployed
+        )
+        self.roster.meet(self.grid, self.spec.train.timeout)
         restore(self.inner, self._restored)
         try:
             self.start(
-                streaming,
+                self.grid,
                 # In the model's own order: strategies with a memory number their arrays.
                 ArrayRecord({name: self._arrays.get(name, initial[name]) for name in initial}),
                 num_rounds=missing,
@@ -108,66 +118,97 @@ class AdversarialStrategy(Strategy):
         self._sent = dict(arrays.to_torch_state_dict())
         self.recorder.begin(round_, self._sent)
         chosen = set(self.spec.cohort(round_))
-        nodes = [node for node, client in self._clients.items() if client in chosen]
+        self.roster.look_again(self.grid, chosen, self.spec.train.timeout)
+        nodes = [node for node, client in self.roster.client_of.items() if client in chosen]
+        refuse_too_few(self.inner, len(nodes), round_)
+        if not nodes:
+            return []
         return self.inner.configure_train(round_, arrays, config, Cohort(grid, nodes))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         cohort = self.spec.cohort(self._round)
-        waiting = set(cohort)
         good: dict[int, Message] = {}
         hidden = CohortSum(self.mask) if self.mask is not None else None
         received = 0
-        for message in replies:
-            client = self._clients[message.metadata.src_node_id]
-            waiting.discard(client)
-            if (why := self._failure(message)) is not None:
-                self.log.note("client_failed", client, f"client {client} failed: {why}")
+        heard = set[int]()
+        for client, message in self._heard(replies, cohort, heard, "update_rejected"):
+            reply = self._let_in(client, message)
+            if reply is None:
                 continue
-            reply = Reply(
-                client, message, wire.uploaded(message.content, self.public.protocol.upload)
-            )
             received += reply.update.nbytes()
             source = self._captured(reply)
-            if source is None:
-                continue
             if hidden is not None:
                 hidden.add(reply)
             else:
-                good[client] = self._as_weights(message, source)
+                good[client] = self._as_weights(reply, source)
             del reply, source
         if hidden is not None:
-            for reply in hidden.revealed(self._round, cohort):
-                good[reply.client] = self._as_weights(reply.message, reply.update)
-        for client in sorted(waiting):
-            words = f"client {client} did not answer within {self.spec.train.timeout:.0f} s"
-            self.log.note("client_silent", client, words)
+            for reply in self._revealed(hidden, cohort):
+                good[reply.client] = self._as_weights(reply, reply.update)
+        self._note_silent(set(cohort) - heard)
+        self._trained = sorted(heard)
         # In the order of the clients, so that a sum of floats is the same in every engine.
-        ordered = [good[client] for client in sorted(good)]
-        arrays, metrics = None, None
-        if ordered:
-            arrays, metrics = self.inner.aggregate_train(self._round, ordered)
-        if arrays is not None:
-            arrays = self._typed(arrays)
+        arrays, metrics = self._aggregated([good[client] for client in sorted(good)])
+        if arrays is None:
+            good = {}
         self.log.trained(len(good), len(cohort) - len(good), metrics, received)
         self._arrays = dict((arrays or ArrayRecord(self._sent)).to_torch_state_dict())
         return arrays, metrics
 
-    def _captured(self, reply: Reply) -> Update | Path | None:
-        """Record one reply; returns where to aggregate it from, None if it would spoil the sum."""
-        client, finite = reply.client, reply.update.is_finite()
-        then = partial(self.on_observation, self._round, client) if finite else lambda: None
-        source = self.recorder.keep(self._round, client, reply.update, then)
-        if finite:
-            return source
-        self.log.note(
-            "update_rejected",
-            client,
-            f"client {client} uploaded numbers that are not finite; kept out of the aggregate and "
-            f"not attacked",
-        )
+    def _let_in(self, client: int, message: Message) -> Reply | None:
+        """An update that may be used; None where a client failed, or sent what is none."""
+        if (why := self._failure(message)) is not None:
+            self.log.note("client_failed", client, f"client {client} failed: {why}")
+            return None
+        try:
+            update, fault = self.admission.train(message)
+        except Exception as error:  # whatever a reply is, it is that client's alone
+            self._reject("update_rejected", client, f"the update of client {client}", error)
+            return None
+        if fault is None:
+            return Reply(client, message, update)
+        if not update.is_finite():  # of the right form: kept as it came, for whoever looks into it
+            self.recorder.keep(self._round, client, update, lambda: None)
+        words = f"the update of client {client} is left out and not attacked: {fault}"
+        self.log.note("update_rejected", client, words)
         return None
+
+    def _captured(self, reply: Reply) -> Update | Path:
+        """Record one reply; returns where to aggregate it from."""
+        then = partial(self.on_observation, self._round, reply.client)
+        return self.recorder.keep(self._round, reply.client, reply.update, then)
+
+    def _revealed(self, hidden: CohortSum, cohort: list[int]) -> list[Reply]:
+        """What the sum of a cohort tells; nothing, where a mask that was made up spoiled it."""
+        replies = list(hidden.revealed(self._round, cohort))
+        fault = self.admission.fault_of(replies[0].update) if replies else None
+        if fault is None:
+            return replies
+        words = f"the sum of the masked updates is left out, and nobody can say whose: {fault}"
+        self.log.note("sum_rejected", None, words)
+        return []
+
+    def _aggregated(self, replies: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the wrapped strategy makes of the replies; nothing, where that is no model."""
+        if not replies:
+            return None, None
+        try:
+            arrays, metrics = self.inner.aggregate_train(self._round, replies)
+            state = arrays.to_torch_state_dict() if arrays is not None else {}
+        except Exception as error:
+            name = self.spec.train.strategy
+            reason = wire.reason_of(f"{type(error).__name__}: {error}")
+            if not self.log.events:
+                raise RunError(f"train.strategy {name} could not aggregate: {reason}") from error
+            self.log.note("aggregate_rejected", None, f"{name} could not aggregate: {reason}")
+            return None, None
+        if arrays is not None and not fits(state, self._sent):
+            words = "the aggregate is left out: it is not finite, or not of the model's shapes"
+            self.log.note("aggregate_rejected", None, words)
+            return None, None
+        return (self._typed(state) if arrays is not None else None), metrics
 
     # -- evaluation -------------------------------------------------------------------------
 
@@ -176,28 +217,34 @@ class AdversarialStrategy(Strategy):
     ) -> Iterable[Message]:
         if not self.spec.train.evaluate:
             return []
-        chosen = self.spec.cohort(self._round)
-        nodes = {c: n for n, c in self._clients.items() if c in chosen}
-        # The cohort shares out the test set, so that together it is seen exactly once.
+        # Those who answered share out the test set, so that together it is seen exactly once.
+        nodes = {client: node for node, client in self.roster.client_of.items()}
         return [
             Message(
-                wire.evaluation(arrays, self._round, wire.Share(part, len(chosen))),
+                wire.evaluation(arrays, self._round, wire.Share(part, len(self._trained))),
                 dst_node_id=nodes[client],
                 message_type=MessageType.EVALUATE,
             )
-            for part, client in enumerate(chosen)
+            for part, client in enumerate(self._trained)
         ]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         good: dict[int, Message] = {}
-        for message in replies:
-            client = self._clients[message.metadata.src_node_id]
+        heard = set[int]()
+        for client, message in self._heard(replies, self._trained, heard, "evaluation_rejected"):
             if (why := self._failure(message)) is not None:
                 words = f"client {client} could not evaluate: {why}"
                 self.log.note("evaluation_failed", client, words)
-            elif wire.evaluated_any(message.content):
+                continue
+            try:
+                result = self.admission.evaluation(message, len(self._trained))
+            except Exception as error:  # whatever a reply is, it is that client's alone
+                what = f"the evaluation of client {client}"
+                self._reject("evaluation_rejected", client, what, error)
+                continue
+            if result.examples:
                 good[client] = message
         ordered = [good[client] for client in sorted(good)]
         metrics = self.inner.aggregate_evaluate(self._round, ordered) if ordered else None
@@ -210,35 +257,62 @@ class AdversarialStrategy(Strategy):
     def _commit(self, reached: Checkpoint, events: list[Event]) -> None:
         round_ = reached.rows[-1]["round"]
         for kind, client, message in events:
-            self.run.note(kind, message, round=round_, client=client)
+            whose = {} if client is None else {"client": client}
+            self.run.note(kind, message, round=round_, **whose)
         write_checkpoint(self.run, reached)
         self.on_committed(round_)
 
     # -- replies ----------------------------------------------------------------------------
 
+    def _heard(
+        self, replies: Iterable[Message], asked: Collection[int], heard: set[int], kind: str
+    ) -> Iterator[tuple[int, Message]]:
+        """The first reply of each client that was asked; any other is told and left out."""
+        for message in replies:
+            client = self.roster.client_of.get(message.metadata.src_node_id)
+            if client is None:
+                self.log.note(kind, None, "a node that is no client sent a reply; it is left out")
+            elif client not in asked or client in heard:
+                often = "again" if client in heard else "without being asked"
+                self.log.note(kind, client, f"client {client} replied {often}; that is left out")
+            else:
+                heard.add(client)
+                yield client, message
+
+    def _reject(self, kind: str, client: int, what: str, error: Exception) -> None:
+        reason = str(error) if isinstance(error, ReplyError) else type(error).__name__
+        self.log.note(kind, client, f"{what} is left out: {reason}")
+
+    def _note_silent(self, clients: Iterable[int]) -> None:
+        for client in sorted(clients):
+            there = client in self.roster
+            why = f"did not answer within {self.grid.waited:.0f} s" if there else "is not there"
+            self.log.note("client_silent", client, f"client {client} {why}")
+
     def _failure(self, message: Message) -> str | None:
         """Why a client failed, None where it did not. Where the testbed's own vault failed, the run
         ends; the vault of clients elsewhere is theirs, and so is its failure."""
         if message.has_error():
-            return reason_of(message.error.reason)
+            return wire.reason_of(message.error.reason)
+        if not message.has_content():
+            return None
         fault = wire.fault_in(message.content)
         if fault is not None and not self.run.deployed:
-            raise RunError(reason_of(fault))
-        return fault and reason_of(fault)
+            raise RunError(fault)
+        return fault
 
     def _revived(self, node: int, reason: str) -> None:
-        if node in self._clients:
-            client = self._clients[node]
+        client = self.roster.client_of.get(node)
+        if client is not None:
             words = f"the process of client {client} died and was started again: {reason}"
             self.log.note("client_revived", client, words)
 
-    def _as_weights(self, message: Message, source: Update | Path) -> Message:
+    def _as_weights(self, reply: Reply, source: Update | Path) -> Message:
         """The reply as the wrapped strategy expects it: the client's new weights."""
         arrays = as_weights(self._sent, source, self.spec.train.lr)
-        message.content = wire.as_reply(message.content, arrays)
-        return message
+        reply.message.content = wire.as_reply(reply.update, arrays)
+        return reply.message
 
-    def _typed(self, arrays: ArrayRecord) -> ArrayRecord:
+    def _typed(self, state: Mapping[str, Tensor]) -> ArrayRecord:
         """Averages of counters are floats: give every array its own type back."""
-        state = arrays.to_torch_state_dict()
         return ArrayRecord({n: t.to(self._sent[n].dtype) for n, t in state.items()})

@@ -12,6 +12,7 @@ from fedsim.core.errors import RunError
 from fedsim.core.files import save_tensors
 from fedsim.core.observation import read_weights
 from fedsim.core.run import Run, weights_path
+from fedsim.core.vault import Vault
 from fedsim.federation.checkpoint import read_checkpoint
 from tests.conftest import small_spec
 from tests.planted import DAMAGE, TINY, assert_same, resumed
@@ -75,3 +76,16 @@ def test_a_checkpoint_that_never_counted_its_rounds_is_damaged(tiny_run: Run, tm
         with pytest.raises(RunError, match="is damaged"):
             read_checkpoint(run)
         assert_same(resumed(run.root), tiny_run)
+
+
+@pytest.mark.usefixtures("quick_report")
+@pytest.mark.parametrize("how", ["nan", "huge"])
+def test_an_update_that_was_left_out_is_no_damage(how: str, tiny_run: Run, tmp_path: Path) -> None:
+    labels = [int(Vault(tiny_run.vault).read(1, client).labels[0]) for client in range(2)]
+    assert labels[0] != labels[1]
+    fault = f"{{name: 'tests.faults:OnLabel', label: {labels[0]}, how: {how}}}"
+    run = audit(small_spec(*TINY, f"defenses=[{fault}]"), tmp_path / "run")
+    before = run.events()
+    assert [event["kind"] for event in before].count("update_rejected") == 1
+    assert not list(run.reconstructions.rglob("client-0000-trial-*"))
+    assert resumed(run.root).events() == before

@@ -151,3 +151,13 @@ def test_the_baseline_is_known_by_its_class_under_every_path() -> None:
     paths = (BASELINE, ATTACKS[BASELINE], ATTACKS[BASELINE].removeprefix("fedsim."))
     assert [Component(name=path, title="a guess").is_baseline for path in paths] == [True] * 3
     assert not Component(name="elsewhere:prior_only").is_baseline
+
+
+def test_bounds_on_what_clients_may_send_have_defaults_that_older_runs_share() -> None:
+    plain = load_spec({})
+    assert plain.digest() == load_spec({}, ["train.patience=10"]).digest()
+    assert (plain.train.max_norm, plain.train.max_examples) == (None, None)
+    assert load_spec({}, ["train.patience=null"]).train.patience is None
+    for wrong in ("train.patience=0.5", "train.max_norm=0", "train.max_examples=0"):
+        with pytest.raises(SpecError, match=wrong.partition("=")[0]):
+            load_spec({}, [wrong])

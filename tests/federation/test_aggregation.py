@@ -6,11 +6,17 @@ import pytest
 import torch
 from flwr.app import Message, MessageType, RecordDict
 
-from fedsim.core.errors import SpecError
+from fedsim.core.errors import RunError, SpecError
 from fedsim.core.learning import Update
 from fedsim.core.spec import Upload
 from fedsim.defenses import create_defense
-from fedsim.federation.aggregation import CohortSum, Reply, create_strategy, masking
+from fedsim.federation.aggregation import (
+    CohortSum,
+    Reply,
+    create_strategy,
+    masking,
+    refuse_too_few,
+)
 from tests.conftest import small_spec
 
 
@@ -19,6 +25,17 @@ def test_a_strategy_that_flower_lacks_is_named_with_the_nearest_one() -> None:
         create_strategy(small_spec("train.strategy=FedAvgg"))
     with pytest.raises(SpecError, match="strategy_options do not fit FedAvg"):
         create_strategy(small_spec("train.strategy_options={wrong: 1}"))
+
+
+def test_a_strategy_is_not_left_waiting_for_nodes_that_are_not_there() -> None:
+    usual = create_strategy(small_spec())
+    for nodes in (0, 1, 5):
+        refuse_too_few(usual, nodes, 1)
+    for least in ("min_train_nodes", "min_available_nodes"):
+        wants = create_strategy(small_spec(f"train.strategy_options={{{least}: 3}}"))
+        refuse_too_few(wants, 3, 1)
+        with pytest.raises(RunError, match=r"round 2 has 1 clients .* asks for at least 3"):
+            refuse_too_few(wants, 1, 2)
 
 
 def test_secure_aggregation_is_the_last_defense() -> None:

@@ -34,3 +34,12 @@ def test_what_is_noted_of_a_round_that_is_cut_short_is_forgotten() -> None:
     log.begin()
     assert log.events == []
     assert [event.client for event in kept] == [2]  # a commit under way still has them
+
+
+def test_what_happens_a_thousand_times_in_a_round_is_noted_once() -> None:
+    log = RoundLog([])
+    log.begin()
+    for _ in range(1000):
+        log.note("update_rejected", None, "a node that is no client sent a reply")
+    log.note("update_rejected", 2, "a node that is no client sent a reply")
+    assert [event.client for event in log.events] == [None, 2]
