@@ -29,6 +29,6 @@ done
 # In the background, so that a signal is heeded at once.
 ${FEDSIM:-fedsim} attack-captured "$run" &
 attack=$!
-trap 'kill "$attack" 2>/dev/null; exit 130' INT
-trap 'kill "$attack" 2>/dev/null; exit 143' TERM
+trap 'kill "$attack" 2>/dev/null; wait "$attack" || :; exit 130' INT
+trap 'kill "$attack" 2>/dev/null; wait "$attack" || :; exit 143' TERM
 wait "$attack"
