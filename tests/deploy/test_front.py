@@ -80,7 +80,7 @@ def test_whatever_else_is_refused(
 class Server:
     """A SuperLink as far as its door: it writes down what reaches it."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         seen: list[tuple[str, str, dict[str, str], bytes]] = []
 
         class Door(BaseHTTPRequestHandler):
@@ -103,7 +103,7 @@ class Server:
             def log_message(self, *_: object) -> None: ...
 
         self.seen = seen
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Door)
         self.address = f"127.0.0.1:{self.server.server_address[1]}"
 
 
@@ -168,24 +168,24 @@ SMUGGLED = b"POST /v1/control/start-run HTTP/1.1\r\nhost: x\r\ncontent-length: 0
 HEAD = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\n"
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        SMUGGLED,
-        b"POST /v1/fleet/../control/start-run HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n",
-        b"POST http://x/v1/control/start-run HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\n"
-        b"http2-settings: AAMAAABkAAQAAP__\r\n\r\n",
-        HEAD + b"content-length: 0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
-        HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
-        HEAD + b"content-length: 0\r\ncontent-length: 75\r\n\r\n" + SMUGGLED,
-        HEAD + b"content-length: 0\r\n\r\n" + SMUGGLED,
-        HEAD + b"content-length : 0\r\n\r\n" + SMUGGLED,
-        HEAD + b"content-length: 0\r\nx: 1\n\n" + SMUGGLED,
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"\x16\x03\x01" + bytes(200),
-    ],
-)
+ATTEMPTS = [
+    SMUGGLED,
+    b"POST /v1/fleet/../control/start-run HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n",
+    b"POST http://x/v1/control/start-run HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\n"
+    b"http2-settings: AAMAAABkAAQAAP__\r\n\r\n",
+    HEAD + b"content-length: 0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    HEAD + b"content-length: 0\r\ncontent-length: 75\r\n\r\n" + SMUGGLED,
+    HEAD + b"content-length: 0\r\n\r\n" + SMUGGLED,
+    HEAD + b"content-length : 0\r\n\r\n" + SMUGGLED,
+    HEAD + b"content-length: 0\r\nx: 1\n\n" + SMUGGLED,
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x16\x03\x01" + bytes(200),
+]
+
+
+@pytest.mark.parametrize("sent", ATTEMPTS)
 def test_bytes_that_two_readers_could_take_differently_reach_nobody(
     front: int, superlink: Server, sent: bytes
 ) -> None:
