@@ -39,7 +39,7 @@ def test_the_token_is_made_once_and_for_its_owner_alone(cache: Path) -> None:
     assert list(cache.iterdir()) == [file]
 
 
-def test_a_token_that_others_can_read_is_refused(cache: Path) -> None:
+def test_a_token_that_others_can_read_is_check_refused(cache: Path) -> None:
     authentication.token_file().chmod(0o644)
     with pytest.raises(RunError, match="open to others"):
         authentication.settings()
@@ -107,7 +107,7 @@ def _engine(address: str) -> EngineSpec:
     return small_spec(f"engine={{kind: ray, address: '{address}'}}").engine
 
 
-def _refused(address: str, words: str) -> None:
+def _check_refused(address: str, words: str) -> None:
     with pytest.raises(RunError, match=words) as caught, ray_session(_engine(address)):
         pass
     assert "\n" not in str(caught.value)
@@ -129,7 +129,7 @@ def test_an_address_that_only_asks_for_the_token_is_not_told_it(
         _record("127.0.0.1:1", began(os.getpid()))
     elif known == "a head that is gone":
         _record(strict, 1.0)
-    _refused(strict, f"asks for a token, and none was named for it; .* RAY_ADDRESS={strict}")
+    _check_refused(strict, f"asks for a token, and none was named for it; .* RAY_ADDRESS={strict}")
     assert set(heard) == {""}
 
 
@@ -150,7 +150,7 @@ def test_a_users_own_token_goes_to_the_address_it_was_named_for(
     for named in (None, "127.0.0.1:1"):
         if named:
             monkeypatch.setenv(authentication.ADDRESS, named)
-        _refused(strict, "none was named for it")
+        _check_refused(strict, "none was named for it")
     monkeypatch.setenv(authentication.ADDRESS, strict)
     assert _settings(strict) == {}, "Ray takes the user's own settings"
     assert set(heard) == {""}
@@ -174,13 +174,13 @@ def test_a_cluster_that_asks_for_none_is_sent_none(
     indirect=["strict"],
 )
 def test_a_cluster_of_others_is_one_sentence(cache: Path, strict: str, words: str) -> None:
-    _refused(strict, words)
+    _check_refused(strict, words)
 
 
 @pytest.mark.parametrize("strict", ["another"], indirect=True)
 def test_a_cluster_of_ours_with_another_token_is_one_sentence(cache: Path, strict: str) -> None:
     _record(strict, began(os.getpid()))
-    _refused(strict, "asks for another token")
+    _check_refused(strict, "asks for another token")
 
 
 def test_a_ray_of_our_own_lets_no_stranger_in(cache: Path) -> None:

@@ -43,21 +43,6 @@ def test_a_folder_goes_when_its_owner_fails(place: Path) -> None:
     assert _names(place) == []
 
 
-def test_what_a_killed_process_left_is_swept_by_the_next(place: Path) -> None:
-    program = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "from fedsim.cluster import folders\n"
-        "folders.place = lambda: Path(sys.argv[1])\n"
-        "folders.make()\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    subprocess.run([sys.executable, "-c", program, str(place)])
-    (left,) = _names(place)
-    with folders.kept() as folder:
-        assert _names(place) == [folder.name] != [left]
-
-
 def test_a_folder_that_was_given_away_goes_with_its_new_owner(place: Path) -> None:
     folder = folders.make()
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -104,6 +89,7 @@ def test_what_is_not_surely_left_over_is_left_alone(place: Path) -> None:
         assert folder.exists(), folder.name
 
 
+@pytest.mark.slow
 def test_a_session_leaves_nothing_in_rays_usual_folder() -> None:
     usual = Path(get_ray_address_file(None))
     with ray_session(small_spec("engine={kind: ray, cpus: 1}").engine):

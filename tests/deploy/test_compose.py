@@ -421,7 +421,7 @@ def test_haproxy_passes_calls_of_nodes_alone(machine: Machine) -> None:
                 trusted.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
             ):
                 connection.sendall(sent)
-                connection.settimeout(1)
+                connection.settimeout(0.5)
                 with contextlib.suppress(OSError):
                     while connection.recv(4096):
                         pass

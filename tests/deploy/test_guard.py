@@ -102,7 +102,7 @@ def asked(connection: socket.socket, headers: bytes = b"") -> bytes:
 @needs_table
 def test_a_server_under_guard_answers_its_own_user(server: int) -> None:
     with socket.create_connection(("127.0.0.1", server), timeout=10) as own:
-        assert asked(own).endswith(b"welcome")
+        assert b"welcome" in asked(own)
 
 
 @needs_table
