@@ -39,6 +39,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     cache = tmp_path_factory.mktemp("cache")
     os.environ["FEDSIM_CACHE"] = str(cache)
     os.environ["FLWR_HOME"] = str(cache / "flwr")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "torch")
     os.environ["FEDSIM_WEIGHTS"] = str(tmp_path_factory.mktemp("weights"))
     yield
     assert_no_process_with(f"FEDSIM_CACHE={cache}")

@@ -468,7 +468,7 @@ def test_neither_strangers_nor_nodes_register_or_submit_while_the_honest_train(
     hostile = run_command(elsewhere / "app", planned.spec, None, planned.run)
     with started(planned) as processes:
         for command in (register_command(strangers.node_public(0)), hostile):
-            with pytest.raises(RunError, match="was refused: .*403"):
+            with pytest.raises(RunError, match=r"was refused: .*403"):
                 call(command, elsewhere, "what a stranger asks")
         for key in (strangers.node(0), keys.node(0)):
             _refused_as_operator(planned, key)
