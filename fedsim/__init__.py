@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-# Flower and Ray read these when they are first imported, which is later: a testbed calls nobody,
-# and leaves nothing in the home directory.
+from fedsim.core.cache import cache_folder
+
+# Flower, Ray and torch read these when they are first imported, which is later: a testbed calls
+# nobody, and leaves nothing outside its own folders.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-os.environ.setdefault("FLWR_HOME", os.path.join(tempfile.gettempdir(), f"flwr-{os.getuid()}"))
+os.environ.setdefault("FLWR_HOME", str(cache_folder().absolute() / "flwr"))
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder().absolute() / "torch"))
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call after shutdown starts no new Ray

@@ -13,6 +13,7 @@ from fedsim.core.cache import weights_folder
 from fedsim.core.metrics import perceptual
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec, load_spec
+from tests.traces import assert_no_process_with
 
 SMALL = [
     "seed=1",
@@ -32,12 +33,17 @@ def small_spec(*overrides: str) -> Spec:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test reads or fills the user's own cache or keeps keys there, and none finds weights but
-    those that ask."""
-    os.environ["FEDSIM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or fills the user's own cache or keeps keys there, none finds weights but those
+    that ask, and none leaves a process behind."""
+    cache = tmp_path_factory.mktemp("cache")
+    os.environ["FEDSIM_CACHE"] = str(cache)
+    os.environ["FLWR_HOME"] = str(cache / "flwr")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "torch")
     os.environ["FEDSIM_WEIGHTS"] = str(tmp_path_factory.mktemp("weights"))
     os.environ["FEDSIM_VAULT_KEYS"] = str(tmp_path_factory.mktemp("keys"))
+    yield
+    assert_no_process_with(f"FEDSIM_CACHE={cache}")
 
 
 @pytest.fixture

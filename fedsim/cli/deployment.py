@@ -43,12 +43,14 @@ def deploy(
     as_json: AsJson = False,
 ) -> None:
     """Rounds and attacks on a real SuperLink and SuperNodes, as processes on this machine."""
-    from fedsim.deploy.deployment import carry_out, set_up
+    from fedsim.deploy.deployment import carry_out, open_to, set_up
 
     if insecure and keys is not None:
         raise SpecError("--insecure takes no keys; leave one of the two out.")
     changes = [*(overrides or []), *([f"data.clients={nodes}"] if nodes else [])]
     checked = checked_spec(spec, changes)
+    if sentence := open_to():
+        err.print(f"[yellow]note:[/] {sentence}", soft_wrap=True, highlight=False)
     ready = set_up(checked, output, insecure=insecure, keys=keys)
     with ready as done, err.status("federation under way"):
         carry_out(done)
@@ -169,6 +171,26 @@ def submit(
 
     hand_over(superlink, authority, spec, output, public=public, attack=attack)
     out.print(f"run: {output}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def front(
+    listen: Annotated[str, typer.Argument(metavar="HOST:PORT", help="What nodes are told.")],
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink.")],
+    authority: Authority,
+    certificate: Annotated[Path, typer.Option(help="What nodes are shown; signed by the CA.")],
+    key: Annotated[Path, typer.Option(help="The certificate's private key.")],
+) -> None:
+    """Pass the calls of SuperNodes to a SuperLink, and no others, until it is stopped."""
+    from fedsim.deploy.front import serve
+    from fedsim.deploy.keys import check_server
+
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise SpecError(f"'{listen}' is no address; write HOST:PORT.")
+    check_server(authority, certificate, key)
+    out.print(f"SuperNodes: --superlink {listen}", soft_wrap=True, highlight=False)
+    serve(host, int(port), superlink, authority=authority, certificate=certificate, key=key)
 
 
 @app.command("attack-captured")

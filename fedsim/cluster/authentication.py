@@ -1,8 +1,9 @@
 """Authentication: a Ray of ours may be used by whoever has the token in the user's cache.
 
 Ray listens on every interface of a machine, and runs what it is sent. Its token authentication is
-off by default, so it is switched on for each Ray that is started here. A user's own RAY_AUTH_MODE
-is left as it is.
+off by default, so it is switched on for each Ray that is started here. A token travels in clear:
+ours is sent to what was started here, a user's own (RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH) to the
+cluster that it was named for (RAY_ADDRESS), and neither to any other address, whatever asks there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ray import _raylet
 from fedsim.core.cache import cache_folder
 from fedsim.core.errors import RunError
 
-MODE, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
+MODE, PATH, ADDRESS = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"
 _ANY_METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # of a Ray's head; harmless
 
 
@@ -34,6 +35,10 @@ def token_file() -> Path:
         with suppress(FileExistsError):  # another process was quicker: its token holds
             os.link(draft, file)
         draft.unlink()
+    if file.stat().st_mode & 0o077:
+        raise RunError(
+            f"the token in '{file}' is open to others; delete it, and a new one is made."
+        )
     if len(file.read_text().strip()) < 32:  # Ray would end this process over it
         raise RunError(f"the token in '{file}' is too short; delete it, and a new one is made.")
     return file
@@ -44,14 +49,27 @@ def settings() -> dict[str, str]:
     return {} if MODE in os.environ else {MODE: "token", PATH: str(token_file())}
 
 
-def settings_for(address: str, seconds: float = 5) -> dict[str, str]:
-    """The environment that a running cluster wants; raises soon where there is no Ray."""
-    refused = knock(address, seconds=seconds)
-    if MODE in os.environ or not refused:
+def settings_for(address: str, *, ours: bool, seconds: float = 5) -> dict[str, str]:
+    """The environment that a running cluster wants; raises soon where there is no Ray, and where a
+    token is asked for that is not meant for it."""
+    own = MODE in os.environ
+    trusted = ours or (own and os.environ.get(ADDRESS) == address)
+    by_client = address.startswith("ray://")  # which asks in another way
+    refused = not by_client and knock(address, seconds=seconds)
+    if not trusted:
+        if refused:
+            raise RunError(
+                f"it asks for a token, and none was named for it; where it is yours, set "
+                f"{ADDRESS}={address}, {MODE}=token and {PATH}"
+            )
+        return {MODE: "disabled"} if own else {}
+    if own or not refused:
         return {}
     with_token = settings()
     if knock(address, token_file().read_text(), seconds):
-        raise RunError(f"it asks for another token; set {MODE}=token and {PATH}.")
+        raise RunError(
+            f"it asks for another token; set {ADDRESS}={address}, {MODE}=token and {PATH}"
+        )
     return with_token
 
 

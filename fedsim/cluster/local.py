@@ -2,7 +2,7 @@
 for many machines.
 
 Each node is one `ray start --block` in a process group of its own. A state file keeps their ids, so
-that exactly these are ended, and nothing that anybody else runs.
+that exactly these are ended, and nothing that anybody else runs; by it a cluster is known as ours.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsim.cluster import authentication
+from fedsim.cluster import authentication, folders
 from fedsim.cluster.processes import (
     LOOPBACK,
     Child,
@@ -33,7 +31,7 @@ from fedsim.cluster.processes import (
 )
 from fedsim.core.cache import cache_folder
 from fedsim.core.errors import RunError
-from fedsim.core.files import write_json
+from fedsim.core.files import write_atomically, write_json
 
 ATTACK_RESOURCE = "attack"  # offered by a node that takes attack workers
 
@@ -49,6 +47,37 @@ class Cluster:
 
 def state_file() -> Path:
     return cache_folder() / "cluster.json"
+
+
+def started_here(address: str) -> bool:
+    """Whether what answers at an address is a cluster that was started here and still lives."""
+    wanted = address.replace("localhost:", f"{LOOPBACK}:")
+    for file in _state_files():
+        with contextlib.suppress(RunError, OSError):
+            cluster = read(file)
+            if cluster is not None and cluster.address == wanted and _head_lives(cluster):
+                return True
+    return False
+
+
+def _head_lives(cluster: Cluster) -> bool:
+    return bool(cluster.nodes) and cluster.nodes[0].lives
+
+
+def _state_files() -> Iterator[Path]:
+    """Where the states of clusters are, the usual place first."""
+    yield state_file()
+    for note in _notes().glob("*.txt"):
+        yield Path(note.read_text())
+
+
+def _notes() -> Path:
+    """Notes of state files elsewhere than in the cache, one by port."""
+    return cache_folder() / "clusters"
+
+
+def _note(cluster: Cluster) -> Path:
+    return _notes() / f"{_split(cluster.address)[1]}.txt"
 
 
 def node_command(
@@ -87,9 +116,9 @@ def start(
             f"a cluster at {known.address} is up already; end it with `fedsim cluster down`, "
             f"or give this one another --state."
         )
+    stop(file)  # what is left of one that died
     port = port or free_ports(1)[0]
-    # Not Ray's usual folder: a Ray without an address would join the cluster it finds there.
-    folder = Path(tempfile.mkdtemp(prefix="fedsim-ray-", dir=_short_folder()))
+    folder = folders.make()
     cluster = Cluster(f"{LOOPBACK}:{port}", str(folder), ())
     try:
         for number in range(nodes):
@@ -104,10 +133,13 @@ def start(
             cluster = Cluster(cluster.address, cluster.folder, (*cluster.nodes, node))
             write_json(file, asdict(cluster))  # at once: a start that is cut short can be ended
             if number == 0:
+                folders.give(folder, node)
+                write_atomically(_note(cluster), str(file.absolute()).encode())
                 _await_port(cluster, seconds)
         _await(cluster, nodes, seconds)
     except BaseException:
         stop(file)
+        folders.remove(folder)  # of a node that never came up, nothing is written down
         raise
     return cluster
 
@@ -135,7 +167,8 @@ def stop(file: Path) -> int:
     up = running(cluster)
     for node in reversed(up):  # the head last: the others would complain of its absence
         end(node, 5)
-    shutil.rmtree(cluster.folder, ignore_errors=True)
+    folders.remove(Path(cluster.folder))
+    _note(cluster).unlink(missing_ok=True)
     file.unlink(missing_ok=True)
     return len(up)
 
@@ -231,8 +264,3 @@ def _refuse_ended(cluster: Cluster) -> None:
     if cluster.nodes[-1] not in running(cluster):
         log = Path(cluster.folder) / f"node-{len(cluster.nodes) - 1}.log"
         raise RunError(f"a Ray node ended as it started: {last_words(log)}")
-
-
-def _short_folder() -> str | None:
-    """Ray keeps its sockets in its folder, and the path of a socket must be short."""
-    return "/tmp" if len(tempfile.gettempdir()) > 20 and os.path.isdir("/tmp") else None

@@ -17,8 +17,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fedsim.cluster import authentication
-from fedsim.cluster.local import ATTACK_RESOURCE, read, running, state_file
+from fedsim.cluster import authentication, folders
+from fedsim.cluster.local import ATTACK_RESOURCE, read, running, started_here, state_file
 from fedsim.core.errors import RunError
 from fedsim.core.spec import EngineSpec
 
@@ -41,7 +41,7 @@ def _settings(address: str | None) -> dict[str, str]:
     if address is None:
         return authentication.settings()
     _knock(address)
-    return {} if address.startswith("ray://") else authentication.settings_for(address)
+    return authentication.settings_for(address, ours=started_here(address))
 
 
 def _knock(address: str) -> None:
@@ -170,12 +170,14 @@ def ray_session(engine: EngineSpec) -> Iterator[None]:
         with _told(engine):
             address = _address(engine.address) if engine.address else None
             stack.enter_context(authentication.applied(_settings(address)))
+            folder = None if address else stack.enter_context(folders.kept())
             stack.callback(ray.shutdown)
-            _connect(address, engine)
+            _connect(address, folder, engine)
         if not _attack_room(JOINING_SECONDS if engine.address else 0.0):
             raise RunError(
-                f"the Ray cluster at '{engine.address}' offers no '{ATTACK_RESOURCE}' resource; "
-                f"start a node with --resources='{{\"{ATTACK_RESOURCE}\": 1}}'."
+                f"the Ray cluster at '{engine.address}' offers no '{ATTACK_RESOURCE}' resource "
+                f"after {JOINING_SECONDS:.0f} s; start a node with "
+                f"--resources='{{\"{ATTACK_RESOURCE}\": 1}}'."
             )
         if engine.address:
             _refuse_other_versions()
@@ -204,7 +206,7 @@ def _told(engine: EngineSpec) -> Iterator[None]:
         raise RunError(f"Ray {where} cannot be used: {reason}.") from error
 
 
-def _connect(address: str | None, engine: EngineSpec) -> None:
+def _connect(address: str | None, folder: Path | None, engine: EngineSpec) -> None:
     # Processes begin with one thread each, which waits without spinning.
     environment = {
         "OMP_NUM_THREADS": "1",
@@ -222,6 +224,7 @@ def _connect(address: str | None, engine: EngineSpec) -> None:
             "num_cpus": engine.cpus or os.cpu_count(),
             "resources": {ATTACK_RESOURCE: engine.attack_workers},
             "include_dashboard": False,
+            "_temp_dir": str(folder),
         }
     # Without an address, Ray would join any cluster on this machine.
     ray.init(address=address or "local", **options)

@@ -2,7 +2,8 @@
 
 The server's side (SuperLink, ServerApp, attacks) and every SuperNode have a folder each. A client
 finds the pictures that were dealt to it in its own and keeps its truth there, in its vault; the
-server's side never learns of either.
+server's side never learns of either. Nodes are told the address of a front that passes their calls
+and no others; the SuperLink itself answers the user alone who started the deployment.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from fedsim.deploy.flower import (
     write_app,
     write_home,
 )
+from fedsim.deploy.guard import GUARDED, guarded, tells_users
 from fedsim.deploy.keys import Keys, check_keys, make_keys
 from fedsim.federation.checkpoint import read_checkpoint
 
@@ -75,13 +77,20 @@ class Deployment:
     """Where everything of a deployment is; without keys it is insecure."""
 
     root: Path
-    port: int
+    port: int  # of the front
+    own_port: int  # of the SuperLink
     nodes: tuple[Node, ...]
     keys: Keys | None
 
     @property
     def address(self) -> str:
+        """What nodes are told: calls of theirs are all that is answered there."""
         return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def superlink(self) -> str:
+        """Where the operator registers nodes and submits a run."""
+        return f"{LOOPBACK}:{self.own_port}"
 
     @property
     def record(self) -> Path:
@@ -118,27 +127,25 @@ class Deployment:
 def plan_deployment(root: Path, clients: int, keys: Keys | None) -> Deployment:
     """A SuperNode for every client, on ports that are free now."""
     root = root.absolute()
-    port, *ports = free_ports(clients + 1)
+    port, own_port, *ports = free_ports(clients + 2)
     nodes = tuple(
         Node(n, root / "nodes" / str(n), ports[n], keys.node(n).absolute() if keys else None)
         for n in range(clients)
     )
-    return Deployment(root, port, nodes, keys)
+    return Deployment(root, port, own_port, nodes, keys)
 
 
 def superlink_command(deployment: Deployment) -> list[str]:
-    command = [
-        "flower-superlink",
+    words = [
         "--host",
         LOOPBACK,
         "--port",
-        str(deployment.port),
+        str(deployment.own_port),
         "--disable-runtime-dependency-installation",
     ]
     if deployment.keys is None:
-        return [*command, "--insecure"]
-    return [
-        *command,
+        return guarded("flower-superlink", [*words, "--insecure"])
+    words += [
         "--ssl-ca-certfile",
         str(deployment.keys.authority.absolute()),
         "--ssl-certfile",
@@ -147,6 +154,17 @@ def superlink_command(deployment: Deployment) -> list[str]:
         str(deployment.keys.server_key.absolute()),
         "--enable-supernode-auth",
     ]
+    return guarded("flower-superlink", words)
+
+
+def front_command(deployment: Deployment) -> list[str]:
+    words = ["--host", LOOPBACK, "--port", str(deployment.port)]
+    words += ["--superlink", deployment.superlink]
+    if deployment.keys is not None:
+        words += ["--authority", str(deployment.keys.authority.absolute())]
+        words += ["--certificate", str(deployment.keys.certificate.absolute())]
+        words += ["--key", str(deployment.keys.server_key.absolute())]
+    return guarded("front", words)
 
 
 def supernode_command(deployment: Deployment, node: Node) -> list[str]:
@@ -156,8 +174,7 @@ def supernode_command(deployment: Deployment, node: Node) -> list[str]:
         "data": str(node.data),
         "spec": str(node.spec),
     }
-    command = [
-        "flower-supernode",
+    words = [
         "--superlink",
         deployment.address,
         "--host",
@@ -168,9 +185,11 @@ def supernode_command(deployment: Deployment, node: Node) -> list[str]:
         pairs(config),
     ]
     if deployment.keys is None:
-        return [*command, "--insecure"]
-    command += ["--root-certificates", str(deployment.keys.authority.absolute())]
-    return [*command, *(["--auth-supernode-private-key", str(node.key)] if node.key else [])]
+        words += ["--insecure"]
+    else:
+        words += ["--root-certificates", str(deployment.keys.authority.absolute())]
+        words += ["--auth-supernode-private-key", str(node.key)] if node.key else []
+    return guarded("flower-supernode", words)
 
 
 def lay_out(deployment: Deployment, spec: Spec) -> None:
@@ -186,16 +205,26 @@ def lay_out(deployment: Deployment, spec: Spec) -> None:
     write_public(deployment.public, spec)
     write_app(deployment.app)
     authority = deployment.keys.authority if deployment.keys else None
-    write_home(deployment.server, deployment.address, authority)
+    write_home(deployment.server, deployment.superlink, authority)
+
+
+def start_server(deployment: Deployment, processes: Processes) -> None:
+    """The SuperLink, guarded where this machine can tell users apart, and its front."""
+    processes.start("superlink", superlink_command(deployment), deployment.server)
+    processes.wait_for_port(deployment.own_port)
+    _, log = processes.running["superlink"]
+    if tells_users() and GUARDED not in said(log):
+        raise RunError(f"the SuperLink is open to other users; its log is '{log}'.")
+    processes.start("front", front_command(deployment), deployment.server)
+    processes.wait_for_port(deployment.port)
 
 
 @contextlib.contextmanager
 def started(deployment: Deployment) -> Iterator[Processes]:
-    """SuperLink and SuperNodes, the nodes' keys registered; all stopped at the end."""
+    """SuperLink, front and SuperNodes, the nodes' keys registered; all stopped at the end."""
     processes = Processes(record=deployment.record)
     try:
-        processes.start("superlink", superlink_command(deployment), deployment.server)
-        processes.wait_for_port(deployment.port)
+        start_server(deployment, processes)
         if deployment.keys is not None:
             for node in deployment.nodes:
                 public = deployment.keys.node_public(node.partition)
@@ -240,6 +269,16 @@ def carry_out(deployment: Deployment) -> None:
     """Rounds and attacks, and every process ended after them."""
     with started(deployment) as processes:
         federate(deployment, processes)
+
+
+def open_to() -> str | None:
+    """What a deployment on this machine cannot keep out, in one sentence; None where it can."""
+    if tells_users():
+        return None
+    return (
+        "other users of this machine can reach the SuperLink and have it run code as you: the "
+        "system does not say whose a connection is, so run this where you are its only user."
+    )
 
 
 def federate(deployment: Deployment, processes: Processes) -> None:

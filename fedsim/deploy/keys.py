@@ -1,23 +1,25 @@
 """Keys of a deployment: its own authority, the SuperLink's certificate, a key for each SuperNode.
 
-Private keys are readable by their owner only; nothing here is ever part of a run directory.
+Private keys are readable by their owner only; nothing here is ever part of a run directory. Each
+file is written whole or not at all, and what a kill between two of them leaves is completed when
+keys are made again.
 """
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedsim.core.errors import RunError
+from fedsim.core.files import UNFINISHED, write_atomically
 
 HOSTS = ("localhost", "superlink", "127.0.0.1")
 DAYS = 365
@@ -52,47 +54,111 @@ def make_keys(root: Path, nodes: int, hosts: tuple[str, ...] = HOSTS) -> Keys:
     """Make what is missing; keys that are there are kept."""
     keys = Keys(root)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in root.glob(f".*{UNFINISHED}"):
+        left.unlink()
     if not keys.authority.is_file():
         _make_certificates(keys, hosts)
     for number in range(nodes):
-        if not keys.node(number).is_file():
-            key = ec.generate_private_key(ec.SECP384R1())
-            _write(keys.node(number), _private(key, serialization.PrivateFormat.OpenSSH))
-            public = key.public_key().public_bytes(
-                serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-            )
-            _write(keys.node_public(number), public + b"\n", mode=0o644)
+        _make_pair(keys.node(number), keys.node_public(number))
     return keys
 
 
+def _make_pair(private: Path, public: Path) -> None:
+    """A node's key and its public half, or the half that is missing."""
+    if private.is_file() and public.is_file():
+        return
+    if public.is_file():
+        raise RunError(
+            f"'{public}' is there without its private half '{private}'; put that back, or delete "
+            f"the public one, and another pair is made."
+        )
+    if private.is_file():
+        key = _node_key(private)
+    else:
+        key = ec.generate_private_key(ec.SECP384R1())
+        write_atomically(private, _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
+    half = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    write_atomically(public, half + b"\n")
+
+
 def check_keys(keys: Keys, nodes: int) -> None:
-    """Refuse keys that are missing, run out, or do not belong together, before anything starts."""
+    """Refuse keys that are missing, run out, open to others, or do not belong together, before
+    anything starts."""
     wanted = [keys.authority, keys.certificate, keys.server_key]
     wanted += [path for n in range(nodes) for path in (keys.node(n), keys.node_public(n))]
     for path in wanted:
         if not path.is_file():
-            raise RunError(f"'{path}' is missing; make it with `fedsim keys {keys.root}`.")
-    authority, server = _certificate(keys.authority), _certificate(keys.certificate)
+            raise RunError(f"'{path}' is missing; {_remedy(keys, path)}.")
+    check_server(keys.authority, keys.certificate, keys.server_key)
+    for number in range(nodes):
+        private, public = keys.node(number), keys.node_public(number)
+        if _node_key(private).public_key() != _public_key(public):
+            raise RunError(
+                f"'{public}' is not the public half of '{private}'; delete it, and `fedsim keys "
+                f"{keys.root}` makes the right one."
+            )
+
+
+def _remedy(keys: Keys, path: Path) -> str:
+    if path in (keys.certificate, keys.server_key) and keys.authority.is_file():
+        return "nobody can sign it anew: make all keys again in an empty folder"
+    return f"make it with `fedsim keys {keys.root}`"
+
+
+def check_server(authority: Path, certificate: Path, key: Path) -> None:
+    """Refuse what a server is to show unless it is whole, in force, and signed by the authority."""
+    signer, server = _certificate(authority), _certificate(certificate)
     try:
-        server.verify_directly_issued_by(authority)
+        server.verify_directly_issued_by(signer)
     except (InvalidSignature, ValueError, TypeError):
         raise RunError(
-            f"the certificate '{keys.certificate}' was not signed by '{keys.authority}'; give the "
+            f"the certificate '{certificate}' was not signed by '{authority}'; give the "
             f"SuperLink's own, or make both again in an empty folder."
         ) from None
     now = datetime.datetime.now(datetime.UTC)
-    for path, certificate in ((keys.authority, authority), (keys.certificate, server)):
-        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+    for path, one in ((authority, signer), (certificate, server)):
+        if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
             raise RunError(
-                f"the certificate '{path}' is valid until {certificate.not_valid_after_utc:%F} "
-                f"only; make another."
+                f"the certificate '{path}' is valid until {one.not_valid_after_utc:%F} only; make "
+                f"another."
             )
+    _refuse_open(key)
     try:
-        key = serialization.load_pem_private_key(keys.server_key.read_bytes(), password=None)
-    except (ValueError, TypeError) as error:
-        raise RunError(f"'{keys.server_key}' holds no private key.") from error
-    if key.public_key() != server.public_key():
-        raise RunError(f"'{keys.server_key}' is not the key of '{keys.certificate}'.")
+        private = serialization.load_pem_private_key(key.read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise RunError(f"'{key}' holds no private key.") from error
+    if private.public_key() != server.public_key():
+        raise RunError(f"'{key}' is not the key of '{certificate}'.")
+
+
+def _refuse_open(path: Path) -> None:
+    """A private key that others can read is everybody's."""
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise RunError(
+            f"the private key '{path}' is open to others (mode {mode:04o}); make another, or, if "
+            f"nobody else can have read it, `chmod 600` it."
+        )
+
+
+def _node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    _refuse_open(path)
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise RunError(f"'{path}' holds no private key.") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise RunError(f"'{path}' is no key that Flower takes: an elliptic curve of NIST's.")
+    return key
+
+
+def _public_key(path: Path) -> object:
+    try:
+        return serialization.load_ssh_public_key(path.read_bytes())
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise RunError(f"'{path}' holds no public key.") from error
 
 
 def _make_certificates(keys: Keys, hosts: tuple[str, ...]) -> None:
@@ -135,9 +201,10 @@ def _make_certificates(keys: Keys, hosts: tuple[str, ...]) -> None:
         .sign(signer, hashes.SHA384())
     )
     # The authority's own key is not kept: nobody can sign a second server with it.
-    _write(keys.server_key, _private(server, serialization.PrivateFormat.PKCS8))
-    _write(keys.certificate, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
-    _write(keys.authority, authority.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    # Last its certificate, by which `make_keys` knows that all three are there.
+    write_atomically(keys.server_key, _private(server, serialization.PrivateFormat.PKCS8), 0o600)
+    write_atomically(keys.certificate, certificate.public_bytes(serialization.Encoding.PEM))
+    write_atomically(keys.authority, authority.public_bytes(serialization.Encoding.PEM))
 
 
 def _certificate(path: Path) -> x509.Certificate:
@@ -174,8 +241,3 @@ def _host(host: str) -> x509.GeneralName:
 
 def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-
-
-def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(content)

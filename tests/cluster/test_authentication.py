@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent import futures
+from dataclasses import asdict
 from pathlib import Path
 
 import grpc
@@ -12,15 +13,20 @@ import pytest
 import ray
 
 from fedsim.cluster import authentication
-from fedsim.cluster.session import ray_session
+from fedsim.cluster.local import Cluster, state_file
+from fedsim.cluster.processes import Child, began
+from fedsim.cluster.session import _settings, ray_session
 from fedsim.core.errors import RunError
+from fedsim.core.files import write_json
+from fedsim.core.spec import EngineSpec
 from tests.conftest import small_spec
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
-    monkeypatch.delenv(authentication.MODE, raising=False)
+    for name in (authentication.MODE, authentication.ADDRESS):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
@@ -31,6 +37,12 @@ def test_the_token_is_made_once_and_for_its_owner_alone(cache: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     assert authentication.token_file().read_text() == made
     assert list(cache.iterdir()) == [file]
+
+
+def test_a_token_that_others_can_read_is_check_refused(cache: Path) -> None:
+    authentication.token_file().chmod(0o644)
+    with pytest.raises(RunError, match="open to others"):
+        authentication.settings()
 
 
 def test_an_emptied_token_is_refused_before_ray_sees_it(cache: Path) -> None:
@@ -52,20 +64,25 @@ def test_settings_are_taken_back(cache: Path) -> None:
     assert dict(os.environ) == before
 
 
+heard: list[str] = []  # what was said at the door
+
+
 @pytest.fixture
 def strict(request: pytest.FixtureRequest) -> Iterator[str]:
     """A head of Ray as far as its door: it lets in whoever says the right words, or nobody."""
     allowed: str | None = request.param
+    heard.clear()
 
     class Door(grpc.GenericRpcHandler):
         def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
             said = dict(details.invocation_metadata).get("authorization", "")
+            heard.append(said)
             if allowed is None:
                 return None
 
             def answer(content: bytes, context: grpc.ServicerContext) -> bytes:
                 token = authentication.token_file().read_text() if allowed == "ours" else allowed
-                if said != f"Bearer {token}":
+                if token and said != f"Bearer {token}":
                     context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
                 return b""
 
@@ -80,22 +97,90 @@ def strict(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("strict", ["ours"], indirect=True)
-def test_a_cluster_that_asks_is_told_our_token(cache: Path, strict: str) -> None:
+def test_a_cluster_that_we_started_is_told_our_token(cache: Path, strict: str) -> None:
     assert authentication.knock(strict)
-    assert authentication.settings_for(strict) == authentication.settings()
+    assert authentication.settings_for(strict, ours=True) == authentication.settings()
+    assert heard[-1] == f"Bearer {authentication.token_file().read_text()}"
+
+
+def _engine(address: str) -> EngineSpec:
+    return small_spec(f"engine={{kind: ray, address: '{address}'}}").engine
+
+
+def _check_refused(address: str, words: str) -> None:
+    with pytest.raises(RunError, match=words) as caught, ray_session(_engine(address)):
+        pass
+    assert "\n" not in str(caught.value)
+    assert not ray.is_initialized()
+
+
+def _record(address: str, moment: float | None) -> None:
+    """As `fedsim cluster up` leaves it, with this process for a head."""
+    head = Child(os.getpid(), moment)
+    write_json(state_file(), asdict(Cluster(address, "/nowhere", (head,))))
+
+
+@pytest.mark.parametrize("strict", ["ours"], indirect=True)
+@pytest.mark.parametrize("known", ["nothing", "another address", "a head that is gone"])
+def test_an_address_that_only_asks_for_the_token_is_not_told_it(
+    cache: Path, strict: str, known: str
+) -> None:
+    if known == "another address":
+        _record("127.0.0.1:1", began(os.getpid()))
+    elif known == "a head that is gone":
+        _record(strict, 1.0)
+    _check_refused(strict, f"asks for a token, and none was named for it; .* RAY_ADDRESS={strict}")
+    assert set(heard) == {""}
+
+
+@pytest.mark.parametrize("strict", ["ours"], indirect=True)
+def test_a_cluster_is_known_as_ours_by_its_record(cache: Path, strict: str) -> None:
+    _record(strict, began(os.getpid()))
+    assert _settings(strict) == authentication.settings()
+    assert _settings(strict.replace("127.0.0.1", "localhost")) == authentication.settings()
+
+
+@pytest.mark.parametrize("strict", ["another"], indirect=True)
+def test_a_users_own_token_goes_to_the_address_it_was_named_for(
+    cache: Path, strict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cache / "own").write_text("another")
+    monkeypatch.setenv(authentication.MODE, "token")
+    monkeypatch.setenv(authentication.PATH, str(cache / "own"))
+    for named in (None, "127.0.0.1:1"):
+        if named:
+            monkeypatch.setenv(authentication.ADDRESS, named)
+        _check_refused(strict, "none was named for it")
+    monkeypatch.setenv(authentication.ADDRESS, strict)
+    assert _settings(strict) == {}, "Ray takes the user's own settings"
+    assert set(heard) == {""}
+
+
+@pytest.mark.parametrize("strict", [""], indirect=True)
+def test_a_cluster_that_asks_for_none_is_sent_none(
+    cache: Path, strict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _settings(strict) == {}
+    monkeypatch.setenv(authentication.MODE, "token")
+    assert _settings(strict) == {authentication.MODE: "disabled"}
+    assert _settings(f"ray://{strict}") == {authentication.MODE: "disabled"}
+    monkeypatch.setenv(authentication.ADDRESS, strict)
+    assert _settings(strict) == {}
 
 
 @pytest.mark.parametrize(
     ("strict", "words"),
-    [("another", "asks for another token"), (None, "no Ray")],
+    [("another", "asks for a token"), (None, "no Ray")],
     indirect=["strict"],
 )
 def test_a_cluster_of_others_is_one_sentence(cache: Path, strict: str, words: str) -> None:
-    engine = small_spec(f"engine={{kind: ray, address: '{strict}'}}").engine
-    with pytest.raises(RunError, match=words) as caught, ray_session(engine):
-        pass
-    assert "\n" not in str(caught.value)
-    assert not ray.is_initialized()
+    _check_refused(strict, words)
+
+
+@pytest.mark.parametrize("strict", ["another"], indirect=True)
+def test_a_cluster_of_ours_with_another_token_is_one_sentence(cache: Path, strict: str) -> None:
+    _record(strict, began(os.getpid()))
+    _check_refused(strict, "asks for another token")
 
 
 def test_a_ray_of_our_own_lets_no_stranger_in(cache: Path) -> None:

@@ -10,20 +10,23 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import ray
+from ray._common.utils import get_ray_address_file
 
 import fedsim.cluster.session
 from fedsim.audit.stages import audit
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.cluster import local
-from fedsim.cluster.processes import Child
+from fedsim.cluster.processes import Child, began
 from fedsim.cluster.session import ray_session
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import RunError
+from fedsim.core.files import write_json
 from fedsim.core.run import Run
 from tests.conftest import small_spec
 
@@ -55,6 +58,43 @@ def test_a_damaged_state_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"cluster\.json' is damaged"):
         local.stop(state)
     assert state.exists()
+
+
+def test_a_start_that_fails_leaves_nothing_neither_its_own_nor_a_dead_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local.folders, "place", lambda: tmp_path / "place")
+    monkeypatch.setattr(local, "_spawn", lambda command, log: pytest.fail("no process"))
+    left = tmp_path / "place" / "left"
+    left.mkdir(parents=True)
+    file = tmp_path / "cluster.json"
+    dead = local.Cluster("127.0.0.1:1", str(left), (Child(os.getpid(), 1.0),))
+    write_json(file, asdict(dead))
+    with pytest.raises(pytest.fail.Exception):
+        local.start(file)
+    assert not list((tmp_path / "place").iterdir())
+    assert not file.exists()
+
+
+def test_a_cluster_is_ours_while_its_head_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    elsewhere = tmp_path / "state.json"
+    own, gone = Child(os.getpid(), began(os.getpid())), Child(os.getpid(), 1.0)
+    address = "127.0.0.1:6399"
+    note = local._note(local.Cluster(address, "/nowhere", ()))
+    for head, ours in ((own, True), (gone, False)):
+        write_json(elsewhere, asdict(local.Cluster(address, "/nowhere", (head,))))
+        assert not local.started_here(address), "nobody noted where its state is"
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(str(elsewhere))
+        assert local.started_here(address) is ours
+        assert not local.started_here("127.0.0.1:6398")
+        note.unlink()
+    write_json(local.state_file(), asdict(local.Cluster(address, "/nowhere", (own,))))
+    assert local.started_here(address)
+    assert local.started_here("localhost:6399")
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +169,27 @@ def test_a_node_that_dies_mid_attack_loses_nothing_and_one_added_later_is_used(
     expected = small_run.scores
     ours = run.scores[run.scores["attack"].isin(expected["attack"])].reset_index(drop=True)
     pd.testing.assert_frame_equal(ours[SHARED], expected[SHARED])
+
+
+@pytest.mark.slow
+def test_a_cluster_that_was_killed_leaves_no_record_and_its_folder_goes(tmp_path: Path) -> None:
+    file, usual = tmp_path / "state.json", Path(get_ray_address_file(None))
+    try:
+        first = local.start(file, cpus=1)
+        assert local.started_here(first.address)
+        os.killpg(first.nodes[0].pid, signal.SIGKILL)
+        end = time.monotonic() + 20
+        while local.running(first) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not local.started_here(first.address)
+        assert not usual.is_file() or usual.read_text() != first.address
+        second = local.start(file, cpus=1)
+        assert not Path(first.folder).exists()
+    finally:
+        local.stop(file)
+    assert not Path(second.folder).exists()
+    assert not local.started_here(second.address)
+    assert not list(local._notes().glob("*"))
 
 
 def _replace_a_node(state: Path, node: Child, begun: Path) -> None:

@@ -1,11 +1,13 @@
-"""Processes that must not be left behind, runs as a deployment leaves them, and clients that draw
-as simulated ones do."""
+"""Processes that must not be left behind, another user of the machine, runs as a deployment leaves
+them, and clients that draw as simulated ones do."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,13 @@ def snapshot(root: Path) -> dict[str, bytes]:
     """Every file of a folder; that somebody locked it is of no account."""
     files = [file for file in root.rglob("*") if file.is_file() and file.name != "run.lock"]
     return {str(file.relative_to(root)): file.read_bytes() for file in files}
+
+
+@contextmanager
+def by_nobody() -> Iterator[None]:
+    """What is done meanwhile is done by a user without rights; only root can arrange it."""
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pandas as pd
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Context, RecordDict
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest
+from flwr.proto.run_pb2 import GetRunResponse
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsim.audit.stages import attack_captured, audit, conclude
 from fedsim.clients.app import ClientSide
@@ -28,20 +41,31 @@ from fedsim.deploy.deployment import (
     Node,
     check_deployable,
     deploy,
+    front_command,
     lay_out,
     plan_deployment,
+    start_server,
     started,
     superlink_command,
     supernode_command,
 )
-from fedsim.deploy.flower import Processes, call, found, register_command, run_command
+from fedsim.deploy.flower import (
+    Processes,
+    call,
+    found,
+    register_command,
+    run_command,
+    write_app,
+    write_home,
+)
+from fedsim.deploy.guard import tells_users
 from fedsim.deploy.keys import Keys, make_keys
 from fedsim.deploy.scorer import gather
 from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.federation.grids import InlineGrid
 from fedsim.scoring.canary import canary
 from tests.conftest import small_spec
-from tests.deploy.conftest import alive, assert_none_alive, deployed_copy, snapshot
+from tests.deploy.conftest import alive, assert_none_alive, by_nobody, deployed_copy, snapshot
 from tests.layouts import make_tree
 
 SCORES = ["round", "client", "attack", "image", "mse", "psnr", "ssim", "label_true", "canary"]
@@ -75,10 +99,48 @@ def test_a_deployment_is_encrypted_and_authenticated_unless_told_otherwise(
 @pytest.mark.parametrize("secure", [True, False])
 def test_everything_listens_on_loopback_alone(planned: Deployment, secure: bool) -> None:
     one = planned if secure else replace(planned, keys=None)
-    for command in (superlink_command(one), supernode_command(one, one.nodes[1])):
+    commands = superlink_command(one), front_command(one), supernode_command(one, one.nodes[1])
+    for command in commands:
         assert command[command.index("--host") + 1] == "127.0.0.1"
-    ports = [one.port, *(node.port for node in one.nodes)]
-    assert len(set(ports)) == 3
+    ports = [one.port, one.own_port, *(node.port for node in one.nodes)]
+    assert len(set(ports)) == 4
+
+
+def test_nodes_are_told_of_the_front_and_the_operator_of_the_superlink(
+    planned: Deployment,
+) -> None:
+    lay_out(planned, small_spec("data.clients=2"))
+    for node in planned.nodes:
+        told = supernode_command(planned, node)
+        assert told[told.index("--superlink") + 1] == planned.address
+        assert planned.superlink not in " ".join(told)
+    passing = front_command(planned)
+    assert passing[passing.index("--superlink") + 1] == planned.superlink
+    assert (
+        f'address = "{planned.superlink}"' in (planned.server / "flwr" / "config.toml").read_text()
+    )
+
+
+def test_what_cannot_be_kept_out_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment, "tells_users", lambda: True)
+    assert deployment.open_to() is None
+    monkeypatch.setattr(deployment, "tells_users", lambda: False)
+    sentence = deployment.open_to()
+    assert sentence is not None
+    assert sentence.startswith("other users of this machine can reach the SuperLink")
+    assert sentence.count(".") == 1
+
+
+def test_a_superlink_that_came_up_without_its_guard_is_not_used(
+    planned: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out(planned, small_spec("data.clients=2"))
+    plain = [sys.executable, "-m", "http.server", str(planned.own_port), "--bind", "127.0.0.1"]
+    monkeypatch.setattr(deployment, "superlink_command", lambda planned: plain)
+    monkeypatch.setattr(deployment, "tells_users", lambda: True)
+    with pytest.raises(RunError, match="open to other users"), started(planned):
+        pass
+    assert not planned.record.exists()
 
 
 def test_a_node_is_told_of_its_own_folders_and_the_server_of_none(planned: Deployment) -> None:
@@ -307,13 +369,97 @@ def test_nodes_that_are_unknown_or_distrust_the_server_are_turned_away(tmp_path:
     ):
         processes = Processes()
         try:
-            processes.start("superlink", superlink_command(planned), planned.server)
-            processes.wait_for_port(planned.port)
+            start_server(planned, processes)
             processes.start(name, command, stranger.root)
             with pytest.raises(RunError, match=f"the {name} ended: .*{expected}"):
                 _until_it_ends(processes)
         finally:
             processes.stop()
+    assert_none_alive(str(tmp_path))
+
+
+HOSTILE = """
+from pathlib import Path
+
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+server = ServerApp()
+client = ClientApp()
+
+
+@server.main()
+def main(grid, context):
+    Path({mark!r}).touch()
+"""
+
+
+def _refused_as_operator(planned: Deployment, key: Path) -> None:
+    """What an operator may ask, asked by whoever holds a key, at the address that nodes know."""
+    assert planned.keys is not None
+    private = load_ssh_private_key(key.read_bytes(), None)
+    assert isinstance(private, EllipticCurvePrivateKey)
+    public = private.public_key()
+    signs = NodeAuthHttpInterceptor(private, public)
+    trusted = planned.keys.authority.read_bytes()
+    wishes = {
+        "control/register-node": RegisterNodeRequest(public_key=public_key_to_bytes(public)),
+        "control/start-run": StartRunRequest(),
+        "runtime/acquire-task": AcquireTaskRequest(),
+        "fleet/register-node": RegisterNodeFleetRequest(public_key=public_key_to_bytes(public)),
+    }
+    with FleetHttpClient.from_server_address(planned.address, False, trusted, [signs]) as asks:
+        for path, wish in wishes.items():
+            with pytest.raises(httpx.HTTPStatusError) as refused:
+                asks._unary_unary(
+                    path=f"/v1/{path}", rpc_method="", request=wish, response_type=GetRunResponse
+                )
+            assert refused.value.response.status_code == 403, path
+
+
+def _asked_by_another_user(port: int) -> bytes:
+    """What the SuperLink's own port says to another user of the machine."""
+    with by_nobody():
+        plain = socket.create_connection(("127.0.0.1", port), timeout=20)
+    context = ssl._create_unverified_context()
+    with plain, context.wrap_socket(plain) as secret:
+        secret.sendall(
+            b"POST /v1/control/list-runs HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n"
+            b"content-type: application/protobuf\r\nconnection: close\r\n\r\n"
+        )
+        return secret.recv(4096)
+
+
+@pytest.mark.slow
+def test_neither_strangers_nor_nodes_register_or_submit_while_the_honest_train(
+    tmp_path: Path,
+) -> None:
+    keys, strangers = make_keys(tmp_path / "keys", 2), make_keys(tmp_path / "strangers", 1)
+    planned = plan_deployment(tmp_path / "d", 2, keys)
+    lay_out(planned, noisy_spec(2))
+    mark, elsewhere = tmp_path / "mark", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write_home(elsewhere, planned.address, keys.authority)
+    write_app(elsewhere / "app")
+    (elsewhere / "app" / "fedsim_deployment.py").write_text(HOSTILE.format(mark=str(mark)))
+    hostile = run_command(elsewhere / "app", planned.spec, None, planned.run)
+    with started(planned) as processes:
+        for command in (register_command(strangers.node_public(0)), hostile):
+            with pytest.raises(RunError, match=r"was refused: .*403"):
+                call(command, elsewhere, "what a stranger asks")
+        for key in (strangers.node(0), keys.node(0)):
+            _refused_as_operator(planned, key)
+        if os.getuid() == 0 and tells_users():
+            assert _asked_by_another_user(planned.own_port).startswith(b"HTTP/1.1 403")
+            assert _asked_by_another_user(planned.port).startswith(b"HTTP/1.1 403")
+        deployment.federate(planned, processes)
+        assert list(Run.open(planned.run).rounds["round"]) == [1, 2]
+        assert not mark.exists()
+        call(hostile, planned.server, "what the operator asks")
+        end = time.monotonic() + 60
+        while not mark.exists() and time.monotonic() < end:
+            time.sleep(0.2)
+        assert mark.exists(), "the app would have run, had it been accepted"
     assert_none_alive(str(tmp_path))
 
 

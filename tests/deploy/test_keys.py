@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.core.errors import RunError
+from fedsim.core.files import UNFINISHED, write_atomically
 from fedsim.deploy.keys import HOSTS, check_keys, make_keys
 
 
@@ -70,3 +71,80 @@ def test_broken_keys_are_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("nothing")
     with pytest.raises(RunError, match=f"{name}' holds no"):
         check_keys(keys, 2)
+
+
+def test_a_node_key_of_another_pair_is_refused(tmp_path: Path) -> None:
+    keys, other = make_keys(tmp_path / "one", 2), make_keys(tmp_path / "other", 2)
+    shutil.copy(other.node_public(1), keys.node_public(1))
+    with pytest.raises(RunError, match=r"node-1\.pub' is not the public half of '.*node-1'"):
+        check_keys(keys, 2)
+    keys.node_public(1).unlink()
+    check_keys(make_keys(keys.root, 2), 2)
+
+
+@pytest.mark.parametrize("name", ["server.key", "node-0", "node-1"])
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_private_key_that_others_can_read_is_refused(
+    tmp_path: Path, name: str, mode: int
+) -> None:
+    keys = make_keys(tmp_path, 2)
+    (tmp_path / name).chmod(mode)
+    with pytest.raises(RunError, match=rf"{name}' is open to others \(mode {mode:04o}\)"):
+        check_keys(keys, 2)
+
+
+def test_a_node_key_without_its_public_half_gets_it_again(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path, 1)
+    before = keys.node(0).read_bytes(), keys.node_public(0).read_bytes()
+    keys.node_public(0).unlink()
+    with pytest.raises(RunError, match=r"node-0\.pub' is missing; make it with `fedsim keys"):
+        check_keys(keys, 1)
+    check_keys(make_keys(tmp_path, 1), 1)
+    assert (keys.node(0).read_bytes(), keys.node_public(0).read_bytes()) == before
+
+
+def test_a_public_half_whose_private_one_is_elsewhere_is_not_replaced(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path, 1)
+    keys.node(0).unlink()
+    before = keys.node_public(0).read_bytes()
+    with pytest.raises(RunError, match="is there without its private half"):
+        make_keys(tmp_path, 1)
+    assert keys.node_public(0).read_bytes() == before
+
+
+@pytest.mark.parametrize("writes", range(7))
+def test_keys_that_were_cut_short_between_any_two_files_are_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    """A kill after some of the seven files, and in the middle of the next."""
+    written = []
+
+    def until_killed(path: Path, content: bytes, mode: int = 0o644) -> None:
+        if len(written) == writes:
+            (path.parent / f".{path.name}.x{UNFINISHED}").write_bytes(content[:5])
+            raise KeyboardInterrupt
+        written.append(path)
+        write_atomically(path, content, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsim.deploy.keys.write_atomically", until_killed)
+        with pytest.raises(KeyboardInterrupt):
+            make_keys(tmp_path, 2)
+    check_keys(make_keys(tmp_path, 2), 2)
+    assert len(list(tmp_path.iterdir())) == 7
+
+
+@pytest.mark.parametrize("name", ["server.key", "server.pem"])
+def test_what_cannot_be_signed_again_is_not_said_to_be(tmp_path: Path, name: str) -> None:
+    keys = make_keys(tmp_path, 0)
+    (tmp_path / name).unlink()
+    with pytest.raises(RunError, match=f"{name}' is missing; nobody can sign it anew"):
+        check_keys(keys, 0)
+
+
+@pytest.mark.parametrize("name", ["node-0", "node-0.pub"])
+def test_broken_node_keys_are_named(tmp_path: Path, name: str) -> None:
+    keys = make_keys(tmp_path, 1)
+    (tmp_path / name).write_text("nothing")
+    with pytest.raises(RunError, match=f"{name}' holds no (private|public) key"):
+        check_keys(keys, 1)
