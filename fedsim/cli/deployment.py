@@ -11,8 +11,10 @@ import typer
 from fedsim.cli.shared import (
     AsJson,
     Overrides,
+    Trust,
     checked_spec,
     err,
+    opened,
     out,
     tell_events,
     tell_verdicts,
@@ -66,13 +68,14 @@ def deploy(
 def score(
     directory: Annotated[Path, typer.Argument(help="The run directory of a deployment.")],
     vault: Annotated[list[Path], typer.Option("--vault", help="A client's vault; repeat it.")],
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Gather the clients' vaults after a deployment; scores, verdict, report."""
     from fedsim.audit.stages import conclude
     from fedsim.deploy.deployment import gather
 
-    run = Run.open(directory)
+    run = opened(directory, trust)
     with run.locked():
         gather(run, vault)
         path = conclude(run, watch=watch_for(as_json))
@@ -160,10 +163,11 @@ def submit(
 @app.command("attack-captured")
 def attack_captured(
     directory: Annotated[Path, typer.Argument(help="The run directory of a deployment.")],
+    trust: Trust = False,
 ) -> None:
     """The attacks of a deployed run, on what its server captured; no score."""
     from fedsim.audit.stages import attack_captured as conduct
 
-    run = conduct(directory, watch=watch_for(False))
+    run = conduct(directory, watch=watch_for(False), trust=trust)
     tell_events(run.events())
     out.print(f"reconstructions: {run.reconstructions}", soft_wrap=True, highlight=False)

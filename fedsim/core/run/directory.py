@@ -44,6 +44,7 @@ from fedsim.core.run.paths import (
     result_path,
 )
 from fedsim.core.spec import Spec, load_spec, written_digest
+from fedsim.core.text import encoded, visible
 
 
 class Run:
@@ -266,14 +267,14 @@ class Run:
 
     def note(self, kind: str, message: str, **where: Any) -> None:
         """Append to the run's events; the same event only once."""
-        event = {"kind": kind, "message": message, **where}
+        event = {"kind": kind, "message": visible(message), **where}
         known = self.events()
         if event not in known:
             lines = "".join(json.dumps(e) + "\n" for e in [*known, event])
             write_atomically(self.root / EVENTS, lines.encode())
 
     def write_table(self, name: str, table: pd.DataFrame, *, parquet: bool = False) -> None:
-        write_atomically(self.root / f"{name}.csv", table.to_csv(index=False).encode())
+        write_atomically(self.root / f"{name}.csv", encoded(table.to_csv(index=False)))
         if parquet:
             buffer = io.BytesIO()
             table.to_parquet(buffer, index=False)
@@ -328,5 +329,7 @@ def _event(line: str) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(event, dict) and {"kind", "message"} <= event.keys()
+    whole = isinstance(event, dict) and all(
+        isinstance(event.get(key), str) for key in ("kind", "message")
+    )
     return event if whole else None
