@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 import warnings
@@ -32,7 +33,7 @@ DAMAGED = (
     Image.DecompressionBombError,
 )
 # Kinds of pictures that are decoded by Pillow itself: for PostScript it would start a program.
-FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 MOST_PIXELS = 89_478_485  # where Pillow warns of a decompression bomb; a quarter of a gigabyte
 MOST_BYTES = 128 << 20  # of a picture's file
 
@@ -116,10 +117,17 @@ def unpacked(stored: torch.Tensor) -> torch.Tensor:
 def opened(file: BinaryIO) -> Image.Image:
     """A picture of which only the header was read; raises one of ``DAMAGED`` where it is none, or
     too large to be held."""
-    picture = Image.open(file, formats=FORMATS)
+    picture = Image.open(file, formats=_known_formats())
     if picture.width * picture.height > MOST_PIXELS:
         raise Image.DecompressionBombError(f"{picture.width} x {picture.height} pixels")
     return picture
+
+
+@functools.cache
+def _known_formats() -> tuple[str, ...]:
+    """Those of ``FORMATS`` that this Pillow was built with."""
+    Image.init()
+    return tuple(kind for kind in FORMATS if kind in Image.OPEN)
 
 
 def decode(content: bytes) -> Image.Image:

@@ -30,7 +30,7 @@ def brief(value: object) -> str:
     try:
         return reprlib.repr(value)
     except ValueError:  # a number of more digits than Python writes down
-        return f"so large a {type(value).__name__}"
+        return f"a very large {type(value).__name__}"
 
 
 def _by_number(found: re.Match[str]) -> str:
