@@ -73,12 +73,16 @@ def lint(
     spec: str | Path | Mapping[str, Any] | Spec = "",
     *overrides: str,
     ignore: Iterable[str] = (),
+    trust: bool = False,
     **sections: Any,
 ) -> Lint:
-    """What is certain or likely to leak, found without running a round."""
+    """What is certain or likely to leak, found without running a round.
+
+    Code that the spec names by import path is run only with ``trust``.
+    """
     from fedsim.lint import lint as check
 
-    return check(_spec(spec, overrides, sections), ignore)
+    return check(_spec(spec, overrides, sections), ignore, trust=trust)
 
 
 def bench(

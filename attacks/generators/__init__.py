@@ -6,14 +6,16 @@ A generator is an ``nn.Module`` with ``image_size``, ``channels`` (1 or 3), ``la
     forward(latents, labels)   to images (B, channels, H, W) in [0, 1]
 
 Its file is a safetensors checkpoint that says in its metadata what it is and what it was trained
-on. Your own class is named by its import path ``package.module:Class``; it may leave out
-``latents`` (then z itself is searched), ``image_size`` and ``channels`` (then a trial image tells).
+on. Your own class is named by its import path ``package.module:Class``, in the spec: a file that
+names one is not believed. It may leave out ``latents`` (then z itself is searched), ``image_size``
+and ``channels`` (then a trial image tells).
 """
 
 from fedsim.attacks.generators.checkpoint import (
     GENERATORS,
     create_generator,
     generator_metadata,
+    image_size_of,
     load_generator,
     save_generator,
 )
@@ -33,6 +35,7 @@ __all__ = [
     "decode",
     "generate",
     "generator_metadata",
+    "image_size_of",
     "latent_size",
     "latents_of",
     "load_generator",

@@ -9,9 +9,12 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ModelError
 
+MOST_DOUBLINGS = 10  # from 4 pixels to 4096
+
 
 def check_generator(generator: nn.Module, image_size: int) -> None:
     """Make one image and look at it: size, channels, range."""
+    _check_size(getattr(generator, "image_size", image_size), image_size)
     latents = latents_of(generator, torch.zeros(1, latent_size(generator)))
     try:
         with torch.no_grad():
@@ -24,13 +27,17 @@ def check_generator(generator: nn.Module, image_size: int) -> None:
             f"the generator makes images of shape {tuple(images.shape[1:])}; one or three channels "
             f"are needed."
         )
-    if images.shape[-2:] != (image_size, image_size):
-        raise ModelError(
-            f"the generator makes images of {images.shape[-1]} pixels and the clients' have "
-            f"{image_size}."
-        )
-    if float(images.min()) < 0 or float(images.max()) > 1:
+    for side in images.shape[-2:]:
+        _check_size(side, image_size)
+    if not 0 <= float(images.min()) <= float(images.max()) <= 1:
         raise ModelError("the generator's pixels must lie in [0, 1].")
+
+
+def _check_size(side: int, image_size: int) -> None:
+    if side != image_size:
+        raise ModelError(
+            f"the generator makes images of {side} pixels and the clients' have {image_size}."
+        )
 
 
 def latent_size(generator: nn.Module) -> int:
@@ -63,6 +70,7 @@ def generate(generator: nn.Module, latents: Tensor, labels: Tensor | None = None
 def doublings_of(image_size: int) -> int:
     """How often 4 pixels double to ``image_size``."""
     count = image_size.bit_length() - 3
-    if count < 1 or 4 << count != image_size:
-        raise ValueError(f"image_size must be a power of two from 8 on, not {image_size}")
+    if not 1 <= count <= MOST_DOUBLINGS or 4 << count != image_size:
+        largest = 4 << MOST_DOUBLINGS
+        raise ValueError(f"image_size must be a power of two from 8 to {largest}, not {image_size}")
     return count

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 from fedsim.attacks.generators.network import doublings_of
 
+MOST_MAPPING = 64  # layers of the mapping network; the paper has 8
+
 
 class _Modulated(nn.Module):
     """A convolution whose weights are scaled by a style, and normalised again (demodulation)."""
@@ -51,6 +53,8 @@ class StyleGan(nn.Module):
     ):
         super().__init__()
         doublings = doublings_of(image_size)
+        if not 0 <= mapping <= MOST_MAPPING:
+            raise ValueError(f"mapping must lie between 0 and {MOST_MAPPING}, not {mapping}")
         self.image_size, self.channels, self.latent_size = image_size, channels, latent_size
         self.num_classes = num_classes
         self.embed = nn.Embedding(num_classes, latent_size) if num_classes else None

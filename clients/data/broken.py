@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image
 
 from fedsim.clients.data.listing import LARGE, Listing, mark_of
-from fedsim.clients.data.pictures import DAMAGED, decode
+from fedsim.clients.data.pictures import DAMAGED, decode, opened
 from fedsim.clients.data.progress import bar
 from fedsim.clients.data.trees import Tree
 from fedsim.core.cache import cache_file, cache_folder, keep, keep_lines
@@ -184,7 +183,7 @@ def _seems_whole(tree: Tree, name: str) -> bool:
 
 def _has_both_ends(file: BinaryIO) -> bool:
     """Whether a size can be read and the file's end is there; False where that says nothing."""
-    with Image.open(file) as picture:
+    with opened(file) as picture:
         kind, size = picture.format or "", picture.size
     length = file.seek(0, io.SEEK_END)
     if kind == "WEBP":

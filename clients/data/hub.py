@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedsim.clients.data.folders import TEST_FRACTION, hash_of
-from fedsim.clients.data.pictures import DAMAGED, ImageSet, Split, decode, to_tensor
+from fedsim.clients.data.pictures import DAMAGED, MOST_BYTES, ImageSet, Split, decode, to_tensor
 from fedsim.core.errors import DataError, did_you_mean
 from fedsim.core.spec import DataSpec
 
@@ -23,22 +23,44 @@ _GROUPS = ("writer_id", "celeb_id", "identity", "user_id", "client_id", "user", 
 
 
 class _HubImages(ImageSet):
-    """One split; the pictures stay in the library's files until they are asked for."""
+    """One split; the pictures stay in the library's files until they are asked for.
 
-    def __init__(self, table: Any, column: str, rows: np.ndarray, image_size: int) -> None:
+    A row may name a file instead of holding a picture, and rows come from anybody: only files in
+    the data set's own ``folders`` are opened.
+    """
+
+    def __init__(
+        self,
+        table: Any,
+        column: str,
+        rows: np.ndarray,
+        image_size: int,
+        folders: tuple[Path, ...],
+    ) -> None:
         self._table, self._column, self._rows = table, column, rows
-        self._image_size = image_size
+        self._image_size, self._folders = image_size, folders
 
     def image(self, index: int) -> torch.Tensor:
         row = int(self._rows[index])
         entry = self._table[row][self._column]
         try:
-            picture = decode(entry["bytes"] or Path(entry["path"]).read_bytes())
+            picture = decode(entry["bytes"] or self._file(row, entry["path"]).read_bytes())
         except (*DAMAGED, TypeError) as error:
             raise DataError(
                 f"picture {row} of the data set cannot be decoded; get the data set anew."
             ) from error
         return to_tensor(picture, self._image_size)
+
+    def _file(self, row: int, path: str) -> Path:
+        file = Path(path).resolve()
+        if not any(file.is_relative_to(folder) for folder in self._folders):
+            raise DataError(
+                f"picture {row} of the data set names a file outside of it ('{path}'), which is "
+                f"not opened; do not trust this data set."
+            )
+        if file.stat().st_size > MOST_BYTES:
+            raise OSError("more than any picture")
+        return file
 
 
 def load_hub(data: DataSpec, split: Split) -> ImageSet:
@@ -65,13 +87,26 @@ def load_hub(data: DataSpec, split: Split) -> ImageSet:
     rows = rows[numbers[rows] >= 0]  # -1 is the hub's sign for a hidden label
     if not len(rows):
         raise DataError(f"{title} has no labelled picture for {split}; use another data set.")
-    images = _HubImages(_pictures_only(table, image), image, rows, data.image_size)
+    pictures, folders = _pictures_only(table, image), _folders(data)
+    images = _HubImages(pictures, image, rows, data.image_size, folders)
     images.classes, images.labels = classes, numbers[rows]
     group = next((g for g in _GROUPS if g in table.features), None)
     if group:
         _, people = np.unique(np.array(table[group][:]), return_inverse=True)
         images.groups = people[rows].astype(np.int64)
     return images
+
+
+def _folders(data: DataSpec) -> tuple[Path, ...]:
+    """Where the pictures of a data set may lie: in its folder, or in what the library fetched."""
+    import datasets
+    from huggingface_hub import constants
+
+    if data.path:
+        return (Path(data.path).expanduser().resolve(),)
+    name = data.name.removeprefix(PREFIX).partition(":")[0]
+    fetched = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
+    return fetched.resolve(), Path(datasets.config.EXTRACTED_DATASETS_PATH).resolve()
 
 
 def _open_folder(path: str) -> dict[str, Any]:
@@ -83,7 +118,7 @@ def _open_folder(path: str) -> dict[str, Any]:
     saved = any((root / mark).is_file() for mark in ("dataset_dict.json", "state.json"))
     try:
         loaded = datasets.load_from_disk(str(root)) if saved else datasets.load_dataset(str(root))
-    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:  # the library does not expect files that others made up
         raise DataError(
             f"{root} cannot be read as a data set ({_first_line(error)}); save it anew."
         ) from error
@@ -99,6 +134,13 @@ def _open_hub(title: str) -> dict[str, Any]:
     name, _, config = title.partition(":")
     if not name:
         raise DataError("data.name 'hf:' names no data set; write hf:owner/name.")
+    # The library takes such a name for a reader of its own (one reads pickles) or a folder here.
+    reader = Path(datasets.__file__).parent / "packaged_modules" / name
+    if reader.is_dir() or Path(name).is_dir():
+        raise DataError(
+            f"'{name}' is no data set of the hub here; write hf:owner/name, or give data.path for "
+            "one on this machine."
+        )
     reached = True
     try:
         HfApi().dataset_info(name, timeout=_HUB_SECONDS)

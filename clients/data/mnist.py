@@ -18,6 +18,7 @@ from fedsim.core.spec import DataSpec
 FOLDERS = ("", "MNIST/raw", "raw")
 _STEMS = {"train": "train", "test": "t10k"}
 CLASSES = tuple(str(digit) for digit in range(10))
+MOST_BYTES = 1 << 30  # of one file, unpacked; MNIST's largest has 45 MB
 
 
 class _Mnist(ImageSet):
@@ -74,12 +75,7 @@ def _find(root: Path, stem: str, kind: str) -> Path:
 
 def _read_idx(file: Path, dimensions: int) -> np.ndarray:
     """Bytes 0 0 8 d, then d sizes of four bytes each, then the values, uint8."""
-    try:
-        content = file.read_bytes()
-        if file.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file} is damaged ({error}); get it anew.") from error
+    content = _unpacked(file)
     head = 4 + 4 * dimensions
     if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) < head:
         raise DataError(f"{file} is no idx file of {dimensions} dimensions; get it anew.")
@@ -91,3 +87,20 @@ def _read_idx(file: Path, dimensions: int) -> np.ndarray:
             "get it anew."
         )
     return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(shape)
+
+
+def _unpacked(file: Path) -> bytes:
+    """All of a file, piece by piece: a few bytes may stand for gigabytes."""
+    content = bytearray()
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
+            while len(content) <= MOST_BYTES and (piece := stream.read(1 << 20)):
+                content += piece
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file} is damaged ({error}); get it anew.") from error
+    if len(content) > MOST_BYTES:
+        raise DataError(
+            f"{file} holds more than {MOST_BYTES >> 20} MB, which no data set of its kind does; "
+            "get it anew."
+        )
+    return bytes(content)

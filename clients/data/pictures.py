@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
+import warnings
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -30,6 +32,12 @@ DAMAGED = (
     zlib.error,
     Image.DecompressionBombError,
 )
+# Kinds of pictures that are decoded by Pillow itself: for PostScript it would start a program.
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
+MOST_PIXELS = 89_478_485  # where Pillow warns of a decompression bomb; a quarter of a gigabyte
+MOST_BYTES = 128 << 20  # of a picture's file
+
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # it is an error here
 
 
 class ImageSet(ABC):
@@ -107,9 +115,25 @@ def unpacked(stored: torch.Tensor) -> torch.Tensor:
     return stored.float() / 255.0 if stored.dtype == torch.uint8 else stored.clone()
 
 
+def opened(file: BinaryIO) -> Image.Image:
+    """A picture of which only the header was read; raises one of ``DAMAGED`` where it is none, or
+    too large to be held."""
+    picture = Image.open(file, formats=_known_formats())
+    if picture.width * picture.height > MOST_PIXELS:
+        raise Image.DecompressionBombError(f"{picture.width} x {picture.height} pixels")
+    return picture
+
+
+@functools.cache
+def _known_formats() -> tuple[str, ...]:
+    """Those of ``FORMATS`` that this Pillow was built with."""
+    Image.init()
+    return tuple(kind for kind in FORMATS if kind in Image.OPEN)
+
+
 def decode(content: bytes) -> Image.Image:
     """The whole picture in RGB; raises one of ``DAMAGED`` where the file is not whole."""
-    with Image.open(io.BytesIO(content)) as picture:
+    with opened(io.BytesIO(content)) as picture:
         picture.load()
         if picture.mode.startswith("I;16"):
             # Pillow would clip 16 bits to white instead of scaling them.

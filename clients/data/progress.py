@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from fedsim.core.console import PlainConsole, column
 
 
 @contextmanager
 def bar(words: str, total: int | None, shown: bool = True) -> Iterator[Callable[[int], None]]:
     """Yields a function to call with the number of pictures just done."""
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    console = PlainConsole(stderr=True)
+    columns = column("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(
         *columns,
         TimeRemainingColumn(),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from fedsim.clients.data.listing import LARGE, Listing, keep_listing, mark_of, recall_listing
+from fedsim.clients.data.pictures import MOST_BYTES
 from fedsim.clients.data.progress import bar
 from fedsim.core.cache import cache_file
 from fedsim.core.errors import DataError
@@ -20,6 +21,8 @@ _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", 
 SPLITS = ("train", "test", "val")
 SETTLED = 2.0  # seconds; a folder that changed more recently may change again unnoticed
 STEP = 1_000  # pictures between two moves of the bar
+SMALL = 16 << 20  # bytes; a smaller member of a zip may be packed as well as it likes
+MOST_PACKED = 100  # times smaller in a zip
 
 
 class Tree(Protocol):
@@ -142,7 +145,9 @@ class FolderTree:
         return open(os.path.join(self._root, name), "rb")
 
     def read(self, name: str) -> bytes:
-        return (self._root / name).read_bytes()
+        with open(os.path.join(self._root, name), "rb") as file:
+            _refuse_size(name, os.fstat(file.fileno()).st_size)
+            return file.read()
 
 
 class ZipTree:
@@ -194,9 +199,13 @@ class ZipTree:
 
     def read(self, name: str) -> bytes:
         path, member = self._members[name]
+        archive = self._archive(path)
+        info = archive.getinfo(member)
+        _refuse_member(info, path)
         try:
-            return self._archive(path).read(member)
-        except (zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+            with archive.open(info) as file:
+                return file.read(info.file_size + 1)  # by a bound, or it is unpacked all at once
+        except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
             raise OSError(f"{member} in {path}: {error}") from error
 
     def _archive(self, path: Path) -> zipfile.ZipFile:
@@ -205,7 +214,7 @@ class ZipTree:
         if path not in self._open:
             try:
                 self._open[path] = zipfile.ZipFile(path)
-            except (zipfile.BadZipFile, OSError) as error:
+            except Exception as error:  # a garbled zip makes the reader raise almost anything
                 raise DataError(
                     f"{path} cannot be read as a zip ({error}); get it anew."
                 ) from error
@@ -222,6 +231,21 @@ def _is_picture(name: str) -> bool:
 def _is_member(info: zipfile.ZipInfo) -> bool:
     hidden = any(part.startswith((".", "__MACOSX")) for part in info.filename.split("/"))
     return not info.is_dir() and not hidden and _is_picture(info.filename)
+
+
+def _refuse_member(info: zipfile.ZipInfo, path: Path) -> None:
+    """Raise for a member of a zip that is packed as no picture is."""
+    name = f"{info.filename} in {path}"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise OSError(f"{name} is packed in another way than stored or deflated")
+    if info.file_size > max(SMALL, MOST_PACKED * info.compress_size):
+        raise OSError(f"{name} would be more than {MOST_PACKED} times as large as in its zip")
+    _refuse_size(name, info.file_size)
+
+
+def _refuse_size(name: str, size: int) -> None:
+    if size > MOST_BYTES:
+        raise OSError(f"{name} has {size >> 20} MB, more than any picture")
 
 
 def _stamp(path: str) -> str:

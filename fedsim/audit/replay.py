@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
+from fedsim.audit.trust import announced_in, import_paths, refuse_strangers
 from fedsim.campaign.jobs import Handout, Job
 from fedsim.campaign.plan import after_lessons, check_needs, jobs_on, lessons_on
 from fedsim.campaign.pools import InlinePool
@@ -31,15 +32,21 @@ def attack_offline(
     trials: int,
     *,
     watch: Watch | None = None,
+    trust: bool = False,
 ) -> list[dict[str, Any]]:
-    """One row for each observation and trial; pictures and reconstructions go to ``output``."""
+    """One row for each observation and trial; pictures and reconstructions go to ``output``.
+
+    ``trust``: what the observations and the spec beside them name by import path may be imported.
+    """
     watch = watch or Silent()
     files = _observations(source)
     run = Run(files[0].parents[2])
     spec = _spec(run, threat)
+    observations = files[0].parents[1].absolute()
+    named = announced_in(observations) | import_paths(spec.threat)
+    refuse_strangers(observations, named, import_paths(component), trust=trust)
     refuse_unplayed(spec.threat)
     check_needs(component, spec)
-    observations = files[0].parents[1].absolute()
     results = (output or run.offline).absolute()
     label, learned = component.short_name, results / paths.LEARNED
     rounds = sorted({address_of(path)[0] for path in list_observations(observations)})

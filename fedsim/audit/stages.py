@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from fedsim.audit.repair import drop_unusable, mend
+from fedsim.audit.trust import named_in, refuse_other_code, refuse_strangers
 from fedsim.campaign.granted_truth import secrets_of
 from fedsim.campaign.jobs import Handout, Job
 from fedsim.campaign.plan import (
@@ -78,9 +79,14 @@ def audit(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
     return run
 
 
-def attack_captured(root: str | Path, *, watch: Watch | None = None) -> Run:
-    """The attacks on what a server captured, and no score: that takes the clients' vaults."""
-    spec = Run.open(root).spec
+def attack_captured(root: str | Path, *, watch: Watch | None = None, trust: bool = False) -> Run:
+    """The attacks on what a server captured, and no score: that takes the clients' vaults.
+
+    ``trust``: what the directory names by import path may be imported.
+    """
+    captured = Run.open(root)
+    refuse_strangers(captured.root, named_in(captured), trust=trust)
+    spec = captured.spec
     with _opened(spec, root) as (plan, run):
         with _engine(spec):
             _attack(plan, run, watch or Silent())
@@ -206,6 +212,7 @@ def versions() -> dict[str, str]:
 def _opened(spec: Spec, root: str | Path) -> Iterator[tuple[Plan, Run]]:
     """A run in which nobody else works, set right where it was damaged."""
     Run(root).refuse_other(spec)  # before the slow checks
+    refuse_other_code(Run(root), spec)
     refuse_silence(spec.engine)
     plan = prepare(spec, Run(root).classes)
     with Run(root).locked():

@@ -28,6 +28,7 @@ from fedsim.core.files import read_json, write_atomically, write_json
 from fedsim.core.metrics import METRICS
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, list_observations
+from fedsim.core.text import encoded
 from fedsim.defenses.applied import declared
 from fedsim.report.content import baseline_of
 from fedsim.scoring.budgets import budgets
@@ -63,8 +64,8 @@ def conduct(
     outcomes = pd.concat([done[cell].outcomes for cell in cells], ignore_index=True)
     table = aggregate(pictures, outcomes)
     for name, frame in (("pictures", pictures), ("cells", outcomes), ("table", table)):
-        write_atomically(root / f"{name}.csv", frame.to_csv(index=False).encode())
-    write_atomically(root / "table.md", as_markdown(table).encode())
+        write_atomically(root / f"{name}.csv", encoded(frame.to_csv(index=False)))
+    write_atomically(root / "table.md", encoded(as_markdown(table)))
     write_bench_report(bench, root, table, as_markdown(table))
     return table
 

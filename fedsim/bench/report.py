@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.files import write_atomically
 from fedsim.core.run import Run, paths
+from fedsim.core.text import encoded
 from fedsim.report import HERE, environment
 from fedsim.report.formats import beside_psnr
 from fedsim.report.pictures import Pair, load_pairs, spread
@@ -73,7 +74,7 @@ def write_bench_report(bench: Bench, root: Path, table: pd.DataFrame, markdown: 
             style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
         )
     )
-    write_atomically(root / paths.REPORT, page.lstrip().encode())
+    write_atomically(root / paths.REPORT, encoded(page.lstrip()))
 
 
 def frontier(cells: list[dict[str, Any]]) -> Figure:

@@ -13,13 +13,13 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TaskID,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
 from fedsim.campaign.jobs import AnyJob
 from fedsim.core.attack import Progress as Report
+from fedsim.core.console import column, styled
 
 OnCell = Callable[[int, int, str], None]  # cells done, cells in all, the one at hand
 
@@ -59,13 +59,13 @@ class Bars:
     def __init__(self, console: Console):
         self.console = console
         self.progress = Progress(
-            TextColumn("{task.description:<8}"),
+            column("{task.description:<8}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            column("left"),
             TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[note]}"),
+            column("{task.fields[note]}", "dim"),
             console=console,
         )
         self._lock = threading.Lock()
@@ -137,7 +137,8 @@ class Bars:
         self._done += 1
         self._move(job.label)
         if failure:
-            self.progress.console.print(f"[yellow]{job.name} failed:[/] {failure}")
+            words = styled((f"{job.name} failed:", "yellow"), f" {failure}")
+            self.progress.console.print(words)
 
     def _move(self, note: str) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ those of a real deployment; `shared` is what they have in common."""
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import NoReturn
 
@@ -11,6 +12,7 @@ import typer
 
 from fedsim.cli import assets, cluster, deployment, inspection, runs
 from fedsim.cli.shared import err
+from fedsim.core.console import styled
 from fedsim.core.errors import FedsimError
 
 app = typer.Typer(
@@ -25,6 +27,9 @@ for part in (runs, deployment, inspection, assets, cluster):
 
 def main() -> NoReturn:
     """The console script: a user's mistake is one sentence, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal need not know every character
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -34,11 +39,12 @@ def main() -> NoReturn:
         err.print("stopped.")
         sys.exit(130)
     except FedsimError as error:
-        err.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        err.print(styled(("error:", "bold red"), f" {error}"), soft_wrap=True)
         sys.exit(error.exit_code)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        err.print(f"[bold red]error:[/] {error.strerror or error}{where}.", soft_wrap=True)
+        words = f" {error.strerror or error}{where}."
+        err.print(styled(("error:", "bold red"), words), soft_wrap=True)
         sys.exit(1)
     except Exception as error:
         import click

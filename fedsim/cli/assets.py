@@ -36,7 +36,7 @@ def fetch_weights(
         find_backbone(name)
         with err.status(name) as status:
             source = fetch_backbone(name, status.update)
-        out.print(f"{name}: {find_backbone(name).file} ({source})", soft_wrap=True, highlight=False)
+        out.print(f"{name}: {find_backbone(name).file} ({source})", soft_wrap=True)
 
 
 @weights.command("list")
@@ -49,7 +49,7 @@ def list_weights(as_json: AsJson = False) -> None:
         print(json.dumps(files, indent=2))
         return
     for name, words in files.items():
-        out.print(f"{name}: {words}", soft_wrap=True, highlight=False)
+        out.print(f"{name}: {words}", soft_wrap=True)
 
 
 generators = typer.Typer(help="Generators for GIAS: train one on data of the attacker's own.")
@@ -86,9 +86,9 @@ def train_generator(
             seed=seed,
             progress=progress,
         )
-    out.print(f"mean squared error of a training picture: {error:.4f}", highlight=False)
-    out.print(f"generator: {output}", soft_wrap=True, highlight=False)
-    out.print(f"samples: {output.with_suffix('.png')}", soft_wrap=True, highlight=False)
+    out.print(f"mean squared error of a training picture: {error:.4f}")
+    out.print(f"generator: {output}", soft_wrap=True)
+    out.print(f"samples: {output.with_suffix('.png')}", soft_wrap=True)
 
 
 @generators.command("sample")
@@ -97,9 +97,12 @@ def sample_generator(
     output: Annotated[Path, typer.Option("-o", "--output", help="A PNG.")],
     count: Annotated[int, typer.Option(min=1, max=1024)] = 64,
     seed: int = 0,
+    name: Annotated[
+        str | None, typer.Option(help="Of a class of your own: package.module:Class.")
+    ] = None,
 ) -> None:
     """Look at what a generator makes."""
     from fedsim.tools.generators import sample
 
-    sample(file, output, count=count, seed=seed)
-    out.print(f"samples: {output}", soft_wrap=True, highlight=False)
+    sample(file, output, count=count, seed=seed, name=name)
+    out.print(f"samples: {output}", soft_wrap=True)

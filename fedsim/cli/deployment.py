@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from fedsim import default_output
 from fedsim.cli.shared import (
     AsJson,
     Overrides,
+    Trust,
     checked_spec,
     err,
+    opened,
     out,
+    styled,
     tell_events,
     tell_verdicts,
     watch_for,
@@ -50,7 +52,7 @@ def deploy(
     changes = [*(overrides or []), *([f"data.clients={nodes}"] if nodes else [])]
     checked = checked_spec(spec, changes)
     if sentence := open_to():
-        err.print(f"[yellow]note:[/] {sentence}", soft_wrap=True, highlight=False)
+        err.print(styled(("note:", "yellow"), f" {sentence}"), soft_wrap=True)
     ready = set_up(checked, output, insecure=insecure, keys=keys)
     with ready as done, err.status("federation under way"):
         carry_out(done)
@@ -76,6 +78,7 @@ def score(
         Path | None,
         typer.Option("-o", "--output", help="A directory of your own, away from the server's."),
     ] = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """A deployed run and its clients' vaults in a directory of your own: scores, verdict, report.
@@ -84,12 +87,12 @@ def score(
     from fedsim.audit.stages import conclude
     from fedsim.deploy.scorer import gather
 
-    served = Run.open(directory)
+    served = opened(directory, trust)
     default = default_output(served.spec)
     run = gather(served, vault, output or default.with_name(f"{default.name}-scored"))
     if served.vault.exists():
-        words = f"the server's side reads the truth in '{served.vault}'; delete it."
-        err.print(f"[yellow]note:[/] {escape(words)}", soft_wrap=True, highlight=False)
+        words = f" the server's side reads the truth in '{served.vault}'; delete it."
+        err.print(styled(("note:", "yellow"), words), soft_wrap=True)
     with run.locked():
         path = conclude(run, watch=watch_for(as_json))
     if as_json:
@@ -196,10 +199,11 @@ def front(
 @app.command("attack-captured")
 def attack_captured(
     directory: Annotated[Path, typer.Argument(help="The run directory of a deployment.")],
+    trust: Trust = False,
 ) -> None:
     """The attacks of a deployed run, on what its server captured; no score."""
     from fedsim.audit.stages import attack_captured as conduct
 
-    run = conduct(directory, watch=watch_for(False))
+    run = conduct(directory, watch=watch_for(False), trust=trust)
     tell_events(run.events())
     out.print(f"reconstructions: {run.reconstructions}", soft_wrap=True, highlight=False)

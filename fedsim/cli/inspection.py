@@ -14,11 +14,13 @@ from fedsim.cli.shared import (
     Output,
     Overrides,
     SpecArgument,
+    Trust,
     checked_spec,
     err,
     out,
     tell_findings,
 )
+from fedsim.core.console import styled
 from fedsim.core.errors import SpecError
 
 app = typer.Typer()
@@ -31,12 +33,13 @@ def lint(
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", help="A rule to leave out; may be repeated.")
     ] = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """What is certain to leak, without a round: exit code 5 (certain), 4 (likely) or 0."""
     from fedsim.lint import lint as check
 
-    result = check(checked_spec(spec, overrides), ignore or [])
+    result = check(checked_spec(spec, overrides), ignore or [], trust=trust)
     if as_json:
         print(json.dumps(result.as_json(), indent=2))
     else:
@@ -57,7 +60,7 @@ def view(
 
     def tell(address: str) -> None:
         print(address, flush=True)
-        err.print("Open it in a browser on this machine; Ctrl-C ends it.", highlight=False)
+        err.print("Open it in a browser on this machine; Ctrl-C ends it.")
 
     try:
         serve(directories, host=host, port=port, ready=tell)
@@ -83,7 +86,7 @@ def list_(
     for kind, rows in lists.items():
         table = Table(kind, "", box=None, padding=(0, 2))
         for name, words in rows.items():
-            table.add_row(f"[bold]{name}[/]", words)
+            table.add_row(styled((name, "bold")), words)
         out.print(table)
 
 
@@ -98,7 +101,7 @@ def doctor(as_json: AsJson = False) -> None:
         return
     table = Table("what", "found", box=None, padding=(0, 2))
     for name, words in findings.items():
-        table.add_row(f"[bold]{name}[/]", words)
+        table.add_row(styled((name, "bold")), words)
     out.print(table)
 
 
@@ -111,6 +114,7 @@ def analyze_positions(
     source: Annotated[Path, typer.Argument(help="A run directory, or a checkpoint in one.")],
     output: Output = None,
     pictures: Annotated[int, typer.Option(min=1, help="Test pictures to shuffle.")] = 256,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """What a ViT's position embedding holds, and how much the model leans on it."""
@@ -118,7 +122,7 @@ def analyze_positions(
 
     from fedsim.tools.positions import analyse
 
-    findings = analyse(source, output, pictures=pictures)
+    findings = analyse(source, output, pictures=pictures, trust=trust)
     if as_json:
         print(json.dumps(asdict(findings), indent=2))
         return
@@ -133,9 +137,8 @@ def analyze_positions(
         f"{k}: {100 * share:.0f} %"
         for k, share in zip(findings.dimensions, findings.explained_variance, strict=True)
     )
-    out.print(f"explained variance by directions: {variance}", highlight=False)
+    out.print(f"explained variance by directions: {variance}")
     out.print(
         f"place read from its embedding, mean error: {findings.mae_1d:.2f} patches along the "
         f"sequence, {findings.mae_2d:.3f} of a side in the grid",
-        highlight=False,
     )

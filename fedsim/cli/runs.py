@@ -16,7 +16,9 @@ from fedsim.cli.shared import (
     Overrides,
     Resume,
     SpecArgument,
+    Trust,
     component_of,
+    opened,
     out,
     resumable,
     target,
@@ -24,8 +26,8 @@ from fedsim.cli.shared import (
     tell_verdicts,
     watch_for,
 )
+from fedsim.core.console import styled
 from fedsim.core.errors import FedsimError, SpecError
-from fedsim.core.run import Run
 
 app = typer.Typer()
 
@@ -36,6 +38,7 @@ def audit(
     overrides: Overrides = None,
     output: Output = None,
     resume: Resume = None,
+    trust: Trust = False,
     as_json: AsJson = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write events under DIR/tensorboard.")
@@ -45,9 +48,9 @@ def audit(
     from fedsim.audit.stages import audit as conduct
     from fedsim.audit.tensorboard import Events
 
-    checked, root = target(spec, overrides, output, resume)
+    checked, root = target(spec, overrides, output, resume, trust)
     watch = watch_for(as_json)
-    with resumable(root):
+    with resumable(root, checked):
         if tensorboard:
             run = conduct(checked, root, watch=(events := Events(watch, root)))
             events.conclude(run)
@@ -58,7 +61,7 @@ def audit(
         print(json.dumps(summary, indent=2))
     else:
         tell_verdicts(summary)
-        out.print(f"report: {run.report}", soft_wrap=True, highlight=False)
+        out.print(f"report: {run.report}", soft_wrap=True)
     if any(job["kind"] != "declined" for job in summary["failed_jobs"]):
         raise typer.Exit(FAULTY)
 
@@ -69,13 +72,14 @@ def run(
     overrides: Overrides = None,
     output: Output = None,
     resume: Resume = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Federated rounds only: rounds.csv and the observations."""
     from fedsim.audit.stages import federate
 
-    checked, root = target(spec, overrides, output, resume)
-    with resumable(root):
+    checked, root = target(spec, overrides, output, resume, trust)
+    with resumable(root, checked):
         done = federate(checked, root, watch=watch_for(as_json))
     if as_json:
         rows = json.loads(done.rounds.to_json(orient="records"))
@@ -84,7 +88,7 @@ def run(
         )
         return
     tell_events(done.events())
-    out.print(f"observations: {done.observations}", soft_wrap=True, highlight=False)
+    out.print(f"observations: {done.observations}", soft_wrap=True)
 
 
 @app.command()
@@ -114,13 +118,13 @@ def bench(
     shown = Table("defense", "strength", "strongest attack", *titles, "accuracy", "")
     for row in cells:
         accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.0f} %"
-        mark = "[green]front[/]" if row["front"] else ""
+        mark = styled(("front" if row["front"] else "", "green"))
         leakage = [f"{row[metric.name]:.{metric.headline_digits}f}" for metric in metrics]
         about = row["defense"], row["strength"], row["attack"]
         shown.add_row(*about, *leakage, accuracy, mark)
     out.print(shown)
     for name in ("table.md", "frontier.png", "report.html"):
-        out.print(f"{name}: {output / name}", soft_wrap=True, highlight=False)
+        out.print(f"{name}: {output / name}", soft_wrap=True)
 
 
 @app.command()
@@ -137,6 +141,7 @@ def attack(
         str | None, typer.Option(help="A to H; as in the run's spec if left out.")
     ] = None,
     trials: Annotated[int, typer.Option(min=1)] = 1,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Replay an attack offline on what was captured."""
@@ -151,6 +156,7 @@ def attack(
         threat,
         trials,
         watch=watch_for(as_json),
+        trust=trust,
     )
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -169,7 +175,7 @@ def attack(
             )
         out.print(table)
         if pictures := [row["picture"] for row in rows if row["picture"]]:
-            out.print(f"pictures: {Path(pictures[0]).parents[1]}", soft_wrap=True, highlight=False)
+            out.print(f"pictures: {Path(pictures[0]).parents[1]}", soft_wrap=True)
     if all(row["failure"] for row in rows):
         raise FedsimError(rows[0]["failure"])
     if any(row["failure"] for row in rows):
@@ -182,11 +188,12 @@ def report(
     redact: Annotated[
         bool, typer.Option("--redact", help="One without the clients' pictures, to be shown.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Score again and rewrite the report from what the run holds."""
     from fedsim.audit.stages import conclude
 
-    run = Run.open(directory)
+    run = opened(directory, trust)
     with run.locked():
         path = conclude(run, watch=watch_for(False), redacted=redact)
-    out.print(f"report: {path}", soft_wrap=True, highlight=False)
+    out.print(f"report: {path}", soft_wrap=True)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fedsim import default_output
+from fedsim.core.console import PlainConsole, styled
 from fedsim.core.errors import SpecError
 from fedsim.core.run import Run
 from fedsim.core.spec import Component, Spec, load_spec, read_value
@@ -21,7 +20,7 @@ from fedsim.core.spec import Component, Spec, load_spec, read_value
 if TYPE_CHECKING:
     from fedsim.lint import Lint
 
-out, err = Console(), Console(stderr=True)
+out, err = PlainConsole(), PlainConsole(stderr=True)
 
 SpecArgument = Annotated[
     str | None, typer.Argument(metavar="[SPEC]", help="A YAML file; without one, the defaults.")
@@ -34,20 +33,37 @@ Resume = Annotated[
     Path | None, typer.Option("--resume", help="Do what is missing in this run directory.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, no bars.")]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run code that the directory or the spec names by import path."),
+]
 
 FAULTY = 3  # done, but some jobs crashed or met damaged files
 
 
 def target(
-    spec: str | None, overrides: list[str] | None, output: Path | None, resume: Path | None
+    spec: str | None,
+    overrides: list[str] | None,
+    output: Path | None,
+    resume: Path | None,
+    trust: bool = False,
 ) -> tuple[Spec, Path]:
     """The spec to run and the directory to run it in."""
     if resume is not None:
         if spec or overrides or output:
             raise SpecError("--resume takes the directory alone: its spec is in there.")
-        return Run.open(resume).spec, resume
+        return opened(resume, trust).spec, resume
     checked = checked_spec(spec, overrides)
     return checked, output or default_output(checked)
+
+
+def opened(directory: Path, trust: bool) -> Run:
+    """The run of a directory, which names no code but ours unless it is trusted."""
+    from fedsim.audit.trust import named_in, refuse_strangers
+
+    run = Run.open(directory)
+    refuse_strangers(directory, named_in(run), trust=trust)
+    return run
 
 
 def checked_spec(spec: str | None, overrides: list[str] | None) -> Spec:
@@ -85,15 +101,19 @@ def watch_for(as_json: bool) -> Any:
 class resumable:  # noqa: N801 - reads as the statement it is
     """Ctrl-C inside says how to go on, and ends the process with every file whole."""
 
-    def __init__(self, root: Path):
-        self.root = root
+    def __init__(self, root: Path, spec: Spec):
+        self.root, self.spec = root, spec
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or not issubclass(kind, KeyboardInterrupt):
             return
-        err.print(f"stopped; go on with: fedsim audit --resume {self.root}", soft_wrap=True)
+        from fedsim.audit.trust import import_paths
+
+        trust = " --trust" if import_paths(self.spec) else ""
+        words = f"stopped; go on with: fedsim audit --resume {self.root}{trust}"
+        err.print(words, soft_wrap=True)
         import ray
 
         ray.shutdown()
@@ -106,11 +126,11 @@ def tell_verdicts(summary: dict[str, Any]) -> None:
     colours |= dict.fromkeys(["MIS-SPECIFIED", "INCOMPLETE"], "magenta")
     for entry in summary["verdicts"]:
         colour = colours.get(entry["verdict"], "cyan")
-        out.print(f"[bold {colour}]{entry['verdict']}[/] {entry['words']}", highlight=False)
+        out.print(styled((entry["verdict"], f"bold {colour}"), f" {entry['words']}"))
     tell_events(summary["events"])
     for job in summary["failed_jobs"]:
         if job["kind"] != "declined":
-            err.print(f"[yellow]failed:[/] {job['job']}: {job['reason']}", highlight=False)
+            err.print(styled(("failed:", "yellow"), f" {job['job']}: {job['reason']}"))
 
 
 def tell_findings(result: Lint) -> None:
@@ -118,15 +138,16 @@ def tell_findings(result: Lint) -> None:
     table = Table("", "rule", "why, and what would remove it", box=None, padding=(0, 2, 1, 0))
     for finding in result.findings:
         colour = colours[finding.severity]
-        words = escape(finding.reason)
+        words = styled(finding.reason)
         if finding.remedy:
-            words += f"\n[green]{escape(' '.join(map(quoted, finding.remedy)))}[/]"
-        table.add_row(f"[bold {colour}]{finding.severity}[/]", f"[bold]{finding.rule}[/]", words)
+            words.append_text(styled(("\n" + " ".join(map(quoted, finding.remedy)), "green")))
+        severity = styled((finding.severity, f"bold {colour}"))
+        table.add_row(severity, styled((finding.rule, "bold")), words)
     if result.findings:
-        out.print(table, highlight=False)
+        out.print(table)
     counts: list[str] = [f.severity for f in result.findings]
     totals = ", ".join(f"{counts.count(severity)} {severity}" for severity in colours)
-    out.print(f"{totals}. No finding is no promise: see docs/lint.md.", highlight=False)
+    out.print(f"{totals}. No finding is no promise: see docs/lint.md.")
 
 
 def quoted(override: str) -> str:
@@ -136,4 +157,4 @@ def quoted(override: str) -> str:
 def tell_events(events: list[dict[str, Any]]) -> None:
     for event in events:
         where = f"round {event['round']}: " if "round" in event else ""
-        err.print(f"[yellow]note:[/] {where}{event['message']}", highlight=False)
+        err.print(styled(("note:", "yellow"), f" {where}{event['message']}"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from fedsim.core.text import visible
+
 
 class FedsimError(Exception):
     """Base of every error the command line prints without a traceback."""
@@ -13,7 +15,7 @@ class FedsimError(Exception):
 
     def __str__(self) -> str:
         """One line, whatever it quotes."""
-        return " ".join(super().__str__().split())
+        return visible(" ".join(super().__str__().split()))
 
 
 class SpecError(FedsimError):

@@ -23,6 +23,9 @@ from fedsim.core.errors import ModelError, did_you_mean
 from fedsim.core.spec import ModelSpec
 
 PLAIN_FIRST_BLOCK = "plain_first_block"  # an option of ours, beside timm's
+# Options by which timm would open files and addresses: those are for model.checkpoint and
+# model.pretrained to name, and an observation names neither.
+OPENING = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "pretrained")
 
 
 def build_architecture(spec: ModelSpec, *, image_size: int, num_classes: int) -> nn.Module:
@@ -36,6 +39,11 @@ def build_model(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int
     if not timm.is_model(spec.name):
         near = did_you_mean(spec.name, timm.list_models())
         raise ModelError(f"timm knows no model '{spec.name}'{near}.")
+    for name in OPENING:
+        if name in spec.options:
+            raise ModelError(
+                f"model.options has '{name}'; use model.checkpoint or model.pretrained for weights."
+            )
     options: dict[str, Any] = {"num_classes": num_classes, **spec.options}
     plain = bool(options.pop(PLAIN_FIRST_BLOCK, False))
     with torch.random.fork_rng(devices=[]):

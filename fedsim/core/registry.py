@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import reprlib
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -18,8 +17,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsim.core.errors import SpecError, did_you_mean
 from fedsim.core.seal import sealed
+from fedsim.core.text import brief
 
 ONCE_AT_THE_TOP = ("attacks", "defenses", "clients")  # as older specs import them
+
+
+def is_registered(table: Mapping[str, str], name: str) -> bool:
+    """Whether a name is an entry of ``table``, or the import path of one: ours, whoever says it."""
+    return name in table or not {name, f"fedsim.{name}"}.isdisjoint(table.values())
 
 
 def find(kind: str, table: Mapping[str, str], name: str) -> Any:
@@ -77,5 +82,5 @@ def build(kind: str, table: Mapping[str, str], name: str, params: Mapping[str, A
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "its parameters"
-        got = reprlib.repr(first.get("input"))
+        got = brief(first.get("input"))
         raise SpecError(f"the {kind} '{name}': {where}: {first['msg']} (got {got}).") from error

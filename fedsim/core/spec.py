@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -18,7 +17,9 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedsim.core.documents import MOST_BYTES, read_yaml
 from fedsim.core.errors import SpecError, did_you_mean
+from fedsim.core.text import brief
 
 Positive = Annotated[int, Field(ge=1)]
 Colour = tuple[float, float, float]
@@ -137,12 +138,10 @@ class Component(BaseModel):
         title = self.title
         if title is None:
             if self.short_name in ("", ".", "..") or set(self.short_name) & set("/\\\0"):
-                raise ValueError(
-                    f"{reprlib.repr(self.name)} is no name: results need a folder of it"
-                )
+                raise ValueError(f"{brief(self.name)} is no name: results need a folder of it")
         elif not _is_title(title):
             raise ValueError(
-                f"the title {reprlib.repr(title)} is not a short one of letters, digits, spaces "
+                f"the title {brief(title)} is not a short one of letters, digits, spaces "
                 f"and _ . + -"
             )
         elif title == BASELINE and not self.is_baseline:
@@ -357,17 +356,13 @@ def _absolute(spec: Spec) -> Spec:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as stream:
+            text = stream.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise SpecError(f"there is no spec file '{path}'.") from None
     except (OSError, ValueError) as error:
         raise SpecError(f"{path}: cannot be read as text: {error}.") from error
-    try:
-        content = yaml.safe_load(text)
-    except Exception as error:  # the parser has more ways to fail than errors of its own
-        mark = getattr(error, "problem_mark", None)
-        line = f" at line {mark.line + 1}" if mark else ""
-        raise SpecError(f"{path}: not valid YAML{line}.") from error
+    content = read_yaml(text, str(path))
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -398,10 +393,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
 
 def read_value(key: str, text: str) -> Any:
     """What follows ``key=`` on a command line, read as YAML."""
-    try:
-        return yaml.safe_load(text)
-    except Exception as error:  # the parser has more ways to fail than errors of its own
-        raise SpecError(f"override '{key}': '{text}' is not valid YAML.") from error
+    return read_yaml(text, f"override '{key}={text:.60}'")
 
 
 def _explain(error: ValidationError) -> str:
@@ -423,7 +415,7 @@ def _explain(error: ValidationError) -> str:
         word = first["input"] if isinstance(first["input"], str) else ""
         hint = did_you_mean(word, [a.strip(" '") for a in allowed.replace(" or ", ",").split(",")])
         message = f"must be one of {allowed}{hint}"
-    return f"{key}: {message}, not {reprlib.repr(first['input'])}.{more}"
+    return f"{key}: {message}, not {brief(first['input'])}.{more}"
 
 
 def _keys_at(location: Iterable[Any]) -> list[str]:

@@ -71,7 +71,9 @@ _STAND_INS: dict[tuple[str, str], Any] = {
 }
 
 
-class _ArraysOnly(pickle.Unpickler):
+class _ArraysOnly(pickle._Unpickler):
+    """Python's own unpickler: the one in C makes room for as many values as a file announces."""
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _STAND_INS:
             raise Refused(f"{module}.{name}")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from fedsim.audit.trust import refuse_imports
 from fedsim.core.errors import SpecError, did_you_mean
 from fedsim.core.spec import Spec
 from fedsim.lint.facts import Facts, gather
@@ -56,8 +57,12 @@ class Lint:
         }
 
 
-def lint(spec: Spec, ignore: Iterable[str] = ()) -> Lint:
-    """Every rule on the facts of ``spec``, but for those named in ``ignore``."""
+def lint(spec: Spec, ignore: Iterable[str] = (), *, trust: bool = False) -> Lint:
+    """Every rule on the facts of ``spec``, but for those named in ``ignore``.
+
+    Nothing that it names by import path is imported, unless ``trust`` says so.
+    """
+    refuse_imports(spec, trust=trust)
     left_out = set(ignore)
     for name in left_out - set(NAMES):
         known = ", ".join(NAMES)

@@ -12,6 +12,7 @@ from fedsim.campaign.jobs import Job
 from fedsim.core.files import write_atomically
 from fedsim.core.metrics import shown_in
 from fedsim.core.run import Run
+from fedsim.core.text import encoded
 from fedsim.report import content, formats, learned, pictures, plots
 
 HERE = Path(__file__).parent
@@ -62,7 +63,7 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
     path = run.redacted_report if redacted else run.report
     if not redacted:
         pictures.write_grid(run, jobs, scores, finding)
-    write_atomically(path, page.lstrip().encode())
+    write_atomically(path, encoded(page.lstrip()))
     return path
 
 

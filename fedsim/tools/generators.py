@@ -15,7 +15,7 @@ from fedsim.attacks.generators import (
     check_generator,
     create_generator,
     generate,
-    generator_metadata,
+    image_size_of,
     latent_size,
     latents_of,
     load_generator,
@@ -80,10 +80,10 @@ def train(
     )
 
 
-def sample(file: Path, output: Path, *, count: int, seed: int) -> None:
-    """A grid of images at random."""
-    size = int(generator_metadata(file).get("options", {}).get("image_size", 32))
-    net = load_generator(GeneratorSpec(checkpoint=str(file)), image_size=size)
+def sample(file: Path, output: Path, *, count: int, seed: int, name: str | None = None) -> None:
+    """A grid of images at random; ``name``: of a class that the file does not get to name."""
+    spec = GeneratorSpec(checkpoint=str(file), name=name)
+    net = load_generator(spec, image_size=image_size_of(file))
     draw_grid(samples(net, count, seed), output)
 
 

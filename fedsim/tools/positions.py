@@ -27,6 +27,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from fedsim.audit.trust import named_in, refuse_strangers
 from fedsim.clients import images_of
 from fedsim.core.errors import RunError
 from fedsim.core.files import read_tensors, write_atomically, write_json
@@ -61,10 +62,14 @@ class Findings:
     pictures: int
 
 
-def analyse(source: Path, output: Path | None = None, *, pictures: int = 256) -> Findings:
+def analyse(
+    source: Path, output: Path | None = None, *, pictures: int = 256, trust: bool = False
+) -> Findings:
     """Measure the model a run ended with; numbers, and a picture of the positions, go to ``output``
-    (the run's folder ``positions`` by default)."""
+    (the run's folder ``positions`` by default). ``trust``: what the run names by import path may be
+    imported."""
     run = Run.open(source if source.is_dir() else source.parent)
+    refuse_strangers(run.root, named_in(run), trust=trust)
     model = load_final_model(run, source if source.is_file() else None)
     spec = run.spec
     parts = vit_parts(model)

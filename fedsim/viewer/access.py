@@ -3,6 +3,10 @@
 The pages hold the clients' pictures. Other users of the machine and other pages in the same browser
 must not get at them: a token that only the terminal saw, loopback names alone (a foreign name that
 resolves to this machine is refused), GET alone, and no permission for any other site.
+
+A token stands in an address, and addresses are kept: in a browser's history, in a terminal's. So it
+is good for minutes, and what it is exchanged for is a session of some hours, one for each visitor.
+A viewer that is started again has new ones.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
+import time
+from collections.abc import Callable
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import MutableHeaders
@@ -38,6 +44,12 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 
+TOKEN_SECONDS = 15 * 60.0  # for which an address can be opened
+SESSION_SECONDS = 12 * 3600.0  # for which a browser is let in
+MOST_SESSIONS = 32  # the oldest gives way
+WAY_IN = "Open the address that `fedsim view` printed: its token is missing, or the visit is over."
+TOO_OLD = "The token of this address is too old to be used: start `fedsim view` again for another."
+
 
 def is_loopback(host: str) -> bool:
     """Whether a name or an address can only mean this machine."""
@@ -50,11 +62,14 @@ def is_loopback(host: str) -> bool:
 
 
 class AccessControl:
-    """Stands before the application; nothing of it is reached without the token or its cookie."""
+    """Stands before the application; nothing of it is reached without the token or a session."""
 
-    def __init__(self, app: ASGIApp, token: str):
-        self.app, self._token = app, token
-        self._session = secrets.token_urlsafe(32)
+    def __init__(
+        self, app: ASGIApp, token: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.app, self._token, self._clock = app, token, clock
+        self._until = clock() + TOKEN_SECONDS
+        self._sessions: dict[str, float] = {}  # until when each is good, the oldest first
         # Ports share their cookies: two viewers side by side need names of their own.
         self.cookie = f"fedsim-view-{secrets.token_hex(4)}"
 
@@ -82,20 +97,42 @@ class AccessControl:
         if request.method != "GET":
             return _refusal(405, "This viewer only shows things: use GET.", {"Allow": "GET"})
         given = request.query_params.get("token")
+        if self._is_known(request.cookies.get(self.cookie, "")):
+            return None if given is None else _without_token(request)
         if given is not None and _same(given, self._token):
-            return self._admit(request)
-        if _same(request.cookies.get(self.cookie, ""), self._session):
-            return None
-        return _refusal(403, "Open the address that `fedsim view` printed: its token is missing.")
+            return self._admit(request) if self._clock() < self._until else _refusal(403, TOO_OLD)
+        return _refusal(403, WAY_IN)
+
+    def _is_known(self, session: str) -> bool:
+        """Whether a browser was let in, and not too long ago."""
+        now = self._clock()
+        good = [known for known, until in self._sessions.items() if now < until]
+        return any(_same(session, known) for known in good)
 
     def _admit(self, request: Request) -> Response:
-        """A cookie in exchange for the token, so that it does not stay in the address."""
-        query = [pair for pair in parse_qsl(request.url.query) if pair[0] != "token"]
-        # One slash at the start, or a browser would read the rest as another site's name.
-        path = "/" + request.url.path.lstrip("/\\")
-        answer = RedirectResponse(f"{path}?{urlencode(query)}" if query else path, 303)
-        answer.set_cookie(self.cookie, self._session, httponly=True, samesite="strict", path="/")
+        """A cookie in exchange for the token."""
+        session = secrets.token_urlsafe(32)
+        self._sessions[session] = self._clock() + SESSION_SECONDS
+        for old in list(self._sessions)[:-MOST_SESSIONS]:
+            del self._sessions[old]
+        answer = _without_token(request)
+        answer.set_cookie(
+            self.cookie,
+            session,
+            max_age=int(SESSION_SECONDS),
+            httponly=True,
+            samesite="strict",
+            path="/",
+        )
         return answer
+
+
+def _without_token(request: Request) -> Response:
+    """The same address, so that the token does not stay in it."""
+    query = [pair for pair in parse_qsl(request.url.query) if pair[0] != "token"]
+    # One slash at the start, or a browser would read the rest as another site's name.
+    path = "/" + request.url.path.lstrip("/\\")
+    return RedirectResponse(f"{path}?{urlencode(query)}" if query else path, 303)
 
 
 def _asks_for_this_machine(request: Request) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,11 +12,12 @@ from jinja2 import Environment, FileSystemLoader
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from fedsim.core.errors import RunError
 from fedsim.core.run import paths
+from fedsim.core.text import encoded
 from fedsim.report import HERE as REPORT
 from fedsim.report import environment
 from fedsim.report.formats import count
@@ -58,7 +60,8 @@ class Viewer:
 
     def runs(self, request: Request) -> Response:
         runs = [status_of(self.files, place) for place in self.run_index.runs()]
-        return JSONResponse({"runs": [_facts(run) for run in runs]})
+        facts = json.dumps({"runs": [_facts(run) for run in runs]})
+        return Response(facts, media_type="application/json")
 
     def run(self, request: Request) -> Response:
         return self._page("run.html", **self._about(self._place(request)))
@@ -120,7 +123,8 @@ class Viewer:
         return place
 
     def _page(self, name: str, status: int = 200, /, **content: Any) -> Response:
-        return HTMLResponse(self.pages.get_template(name).render(**content).lstrip(), status)
+        page = self.pages.get_template(name).render(**content).lstrip()
+        return HTMLResponse(encoded(page), status)
 
 
 def create_app(directories: Iterable[str | Path], token: str) -> AccessControl:

@@ -7,13 +7,14 @@ differ by colour, dash and mark, so that no reader depends on colour alone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from markupsafe import Markup
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 14, 40
+LARGEST, SMALLEST = 1e15, 1e-15  # values beyond, and differences below, are not drawn
 MARKS = {  # a path around the origin for each run
     1: "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0 -10 0z",
     2: "M-3.2 -3.2h6.4v6.4h-6.4z",
@@ -44,6 +45,7 @@ class Interval:
 
 def curves(series: list[Series], title: str, *, top: float | None = None) -> Markup | None:
     """Lines over the rounds; None where there is nothing to draw."""
+    series = [replace(one, points=_drawable(one.points)) for one in series]
     drawn = [one for one in series if one.points]
     if not drawn:
         return None
@@ -80,6 +82,10 @@ def curves(series: list[Series], title: str, *, top: float | None = None) -> Mar
         f"{one.name} from {one.points[0][1]:.3g} to {one.points[-1][1]:.3g}" for one in drawn
     )
     return _svg(parts, HEIGHT, f"{title} over the rounds: {values}")
+
+
+def _drawable(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [point for point in points if max(map(abs, point)) < LARGEST]
 
 
 def intervals(
@@ -153,9 +159,9 @@ def _svg(parts: list[str], height: int, description: str) -> Markup:
 
 def _ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
     """Round numbers that cover a range; with ``whole``, integers inside it."""
-    if high <= low:
-        return [low] if whole else [low, low + 1.0]
     rough = (high - low) / most
+    if rough < SMALLEST:
+        return [low] if whole else [low, low + 1.0]
     power = 10 ** math.floor(math.log10(rough))
     step = next(s * power for s in (1, 2, 5, 10) if s * power >= rough * 0.999)
     if whole:

@@ -20,6 +20,7 @@ from fedsim.core.errors import FedsimError, RunError
 Parsed = TypeVar("Parsed")
 
 MOST_BYTES = 256 * 2**20
+MOST_JSON = 64 * 2**20  # as objects it is many times as large
 # What reading a damaged file may raise: parsers, shapes, keys and types that are not as expected.
 DAMAGE = (
     *(FedsimError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError),
@@ -35,7 +36,7 @@ def inside(root: Path, path: Path) -> bool:
         return False
 
 
-def read(root: Path, name: str) -> bytes:
+def read(root: Path, name: str, most: int = MOST_BYTES) -> bytes:
     """A file of a run; never through a link, never a pipe or a device."""
     path = root / name
     if not inside(root, path):
@@ -48,13 +49,13 @@ def read(root: Path, name: str) -> bytes:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
             raise RunError(f"{name} is not a file.")
-        if about.st_size > MOST_BYTES:
+        if about.st_size > most:
             raise RunError(f"{name} is too large to show ({about.st_size / 2**20:.0f} MB).")
-        return file.read()
+        return file.read(most)
 
 
 def exists(root: Path, name: str) -> bool:
-    return (root / name).is_file() and inside(root, root / name)
+    return os.path.isfile(root / name) and inside(root, root / name)
 
 
 class Files:
@@ -85,7 +86,7 @@ class Files:
 
 def _attempt(root: Path, name: str, how: Callable[[bytes], Parsed]) -> Parsed | RunError:
     try:
-        return how(read(root, name))
+        return how(read(root, name, MOST_BYTES if name.endswith(".csv") else MOST_JSON))
     except RunError as error:
         return error
     except DAMAGE as error:

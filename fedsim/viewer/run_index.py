@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fedsim.core.errors import RunError
 from fedsim.core.run import paths
+from fedsim.core.text import visible
 
 DEPTH = 4  # folder, bench, cells, cell
 FRESH_SECONDS = 2.0  # a page that is polled does not walk the disk every time
@@ -89,19 +90,21 @@ class RunIndex:
         for root, runs in by_group.items():
             new = [run for run in sorted(set(runs)) if run not in taken]
             taken |= set(new)
-            places = [Place(_key(run), run, names[run]) for run in new]
+            places = [Place(_key(run), run, visible(names[run])) for run in new]
             if places or root in benches:
-                groups.append(Group(_key(root), root, group_names[root], places, root in benches))
+                groups.append(
+                    Group(_key(root), root, visible(group_names[root]), places, root in benches)
+                )
         return groups
 
 
 def _walk(
     folder: Path, group: Path, depth: int, by_group: dict[Path, list[Path]], benches: set[Path]
 ) -> None:
-    if (folder / paths.SPEC).is_file():
+    if os.path.isfile(folder / paths.SPEC):
         by_group.setdefault(group if folder != group else folder.parent, []).append(folder)
         return
-    if (folder / "bench.json").is_file():
+    if os.path.isfile(folder / "bench.json"):
         group = folder
         benches.add(folder)
         by_group.setdefault(folder, [])

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from fedsim.campaign.plan import labelled_attacks, trials_of, victims
+from fedsim.core.documents import read_yaml
 from fedsim.core.errors import DamagedError, RunError
 from fedsim.core.files import LINE_END, parse_json
 from fedsim.core.run import ROUND_COLUMNS, list_lessons, paths, result_name
@@ -35,7 +35,7 @@ from fedsim.viewer.run_index import Place
 
 QUIET_SECONDS = 300.0
 SETTLED_SECONDS = 15.0  # between the last round and the first attack of an audit
-MOST_PLANNED = 2_000_000  # updates; counting more would stop the viewer
+MOST_PLANNED = 2_000_000  # jobs; counting more would stop the viewer
 EVENTS_SHOWN, FAILURES_SHOWN = 12, 6
 
 
@@ -50,12 +50,13 @@ class Planned:
     def parse(cls, content: bytes) -> Planned:
         if sheet_is_broken(content):
             raise RunError(f"{paths.SPEC} is damaged: its seal is broken.")
-        parsed = yaml.safe_load(content)
+        parsed = read_yaml(content.decode(), paths.SPEC)
         if not isinstance(parsed, dict):
             raise RunError(f"{paths.SPEC} is empty or no spec.")
         spec = load_spec(parsed)
         if max(spec.train.rounds, spec.data.clients, spec.audit.trials) > MOST_PLANNED or (
-            spec.train.rounds * spec.cohort_size * spec.audit.trials > MOST_PLANNED
+            spec.train.rounds * spec.cohort_size * spec.audit.trials * (len(spec.attacks) + 1)
+            > MOST_PLANNED
         ):
             raise RunError(f"{paths.SPEC} plans more jobs than can be counted here.")
         chosen = victims(spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -24,3 +25,12 @@ def test_a_pickle_that_asks_for_more_than_arrays_is_refused(tmp_path: Path) -> N
     assert not (tmp_path / "ran").exists()
     with pytest.raises(Refused, match="array of"):
         load_arrays(pickle.dumps(np.array(["text"]), protocol=3))
+
+
+def test_a_pickle_that_announces_billions_of_values_takes_no_room() -> None:
+    content = b"\x80\x02K\x01r\xff\xff\xff\x7f."  # one number, kept under the last of two billion
+    tracemalloc.start()
+    assert load_arrays(content) == 1
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20

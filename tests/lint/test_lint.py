@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+import fedsim
 from fedsim.audit.stages import audit
+from fedsim.core.errors import SpecError
 from fedsim.lint import lint
 from fedsim.lint.rehearsal import EXACT_DB
 from tests.conftest import small_spec
 from tests.lint.conftest import defended, predicts_exact, vit
 from tests.staging import short_report
+from tests.strangers import invite
 
 FAST = {
     "as it is": (True, []),
@@ -119,3 +122,17 @@ def test_what_is_called_exact_is_what_an_audit_recovers(
     own = scores[scores["attack"].isin(["patch_solve", "row_space"])]
     recovered = not own.empty and float(own["psnr"].max()) > EXACT_DB
     assert (predicted, recovered) == (exact, exact)
+
+
+def test_code_that_a_spec_names_is_not_run_unless_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = invite(tmp_path, monkeypatch)
+    spec = small_spec(defended("stranger:Defended"))
+    with pytest.raises(SpecError, match=r"import path \(stranger:Defended\).*add --trust"):
+        lint(spec)
+    with pytest.raises(SpecError, match="import path"):
+        fedsim.lint(spec)
+    assert not stranger.ran
+    assert fedsim.lint(spec, trust=True).of("unknown-defense")
+    assert stranger.ran

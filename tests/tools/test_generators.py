@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from fedsim.attacks.generators import create_generator, generator_metadata, save_generator
 from fedsim.core.errors import ModelError
@@ -63,3 +64,33 @@ def test_training_says_what_it_was_trained_on(tmp_path: Path) -> None:
 def test_more_classes_than_the_generator_has_are_told(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="'photos' has 8 classes and the generator 2"):
         train(tmp_path / "g", **options(options={"width": 4, "num_classes": 2}, limit=512))
+
+
+class Half(nn.Module):
+    """Somebody's own generator: grey, all of it."""
+
+    latent_size = 2
+
+    def __init__(self, image_size: int = 16):
+        super().__init__()
+        self.side, self.level = image_size, nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return self.level.expand(len(z), 3, self.side, self.side).clone()
+
+
+def test_a_class_of_ones_own_is_sampled_by_its_name_alone(tmp_path: Path) -> None:
+    file, own = tmp_path / "g.safetensors", f"{__name__}:Half"
+    save_generator(file, own, {"image_size": 16}, Half())
+    with pytest.raises(ModelError, match="none of ours"):
+        sample(file, tmp_path / "look.png", count=4, seed=0)
+    sample(file, tmp_path / "look.png", count=4, seed=0, name=own)
+    with Image.open(tmp_path / "look.png") as picture:
+        assert picture.size == (32, 32)
+
+
+def test_a_file_with_a_size_that_is_none_is_told(tmp_path: Path) -> None:
+    net = create_generator("dcgan", SMALL)
+    save_generator(tmp_path / "g", "dcgan", {"image_size": "large"}, net)
+    with pytest.raises(ModelError, match="its images have 'large' pixels"):
+        sample(tmp_path / "g", tmp_path / "look.png", count=4, seed=0)

@@ -52,6 +52,7 @@ from fedsim.core.run.paths import (
 )
 from fedsim.core.run.record import Record, read_record, read_sheet, sheet_is_broken, write_record
 from fedsim.core.spec import Spec, load_spec, written_digest
+from fedsim.core.text import encoded, visible
 
 _NOTING = threading.Lock()  # to note is to read and to write
 
@@ -301,7 +302,7 @@ class Run:
 
     def note(self, kind: str, message: str, **where: Any) -> None:
         """Append to the run's events; the same event only once."""
-        event = {"kind": kind, "message": message, **where}
+        event = {"kind": kind, "message": visible(message), **where}
         with _NOTING:
             known = self.events()
             if event not in known:
@@ -309,7 +310,7 @@ class Run:
                 write_atomically(self.root / EVENTS, lines)
 
     def write_table(self, name: str, table: pd.DataFrame, *, parquet: bool = False) -> None:
-        write_atomically(self.root / f"{name}.csv", table.to_csv(index=False).encode())
+        write_atomically(self.root / f"{name}.csv", encoded(table.to_csv(index=False)))
         if parquet:
             buffer = io.BytesIO()
             table.to_parquet(buffer, index=False)
@@ -365,5 +366,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
         event = parse_json(line + b"\n", "an event", LINE_END)
     except DamagedError:
         return None
-    whole = isinstance(event, dict) and {"kind", "message"} <= event.keys()
+    whole = isinstance(event, dict) and all(
+        isinstance(event.get(key), str) for key in ("kind", "message")
+    )
     return event if whole else None

@@ -51,6 +51,7 @@ function update(runs) {
 async function follow(address, use) {
   try {
     const answer = await fetch(address, { credentials: "same-origin" });
+    if (answer.status === 403) return tell("This visit is over: open the address of the terminal", true);
     if (!answer.ok) throw new Error(String(answer.status));
     await use(answer);
     tell("live");

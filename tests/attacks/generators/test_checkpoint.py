@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,10 @@ from fedsim.attacks.generators import (
     save_generator,
 )
 from fedsim.core.errors import ModelError
+from fedsim.core.files import save_tensors
 from fedsim.core.spec import GeneratorSpec
 from tests.attacks.generators.conftest import SMALL
+from tests.strangers import invite
 
 
 class Plain(nn.Module):
@@ -101,3 +104,61 @@ def test_bad_generators_are_one_sentence(tmp_path: Path) -> None:
         check_generator(create_generator("dcgan", {"image_size": 16, "width": 0}), 16)
     with pytest.raises(ModelError, match=r"pixels must lie in \[0, 1\]"):
         check_generator(Loud(), 16)
+
+
+def test_a_file_runs_nothing_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger, path = invite(tmp_path / "modules", monkeypatch), tmp_path / "g.safetensors"
+    for name in ("stranger:call", "os:system", "builtins:print", f"{__name__}:Plain"):
+        save_generator(path, name, {"command": "true"}, Plain())
+        with pytest.raises(ModelError, match=r"none of ours .*threat\.generator\.name="):
+            load_generator(GeneratorSpec(checkpoint=str(path)), image_size=16)
+        with pytest.raises(ModelError, match="not a dcgan"):
+            load_generator(GeneratorSpec(checkpoint=str(path), name="dcgan"), image_size=16)
+    assert not stranger.ran
+
+
+def test_a_class_of_ones_own_is_named_by_the_spec_and_the_file_must_agree(tmp_path: Path) -> None:
+    path, own = tmp_path / "own.safetensors", f"{__name__}:Plain"
+    save_generator(path, own, {"side": 16}, Plain())
+    net = load_generator(GeneratorSpec(checkpoint=str(path), name=own), image_size=16)
+    assert isinstance(net, Plain)
+    with pytest.raises(ModelError, match=r"Plain, not a .*Loud"):
+        load_generator(GeneratorSpec(checkpoint=str(path), name=f"{__name__}:Loud"), image_size=16)
+
+
+def test_one_of_ours_may_be_named_by_its_path(tmp_path: Path) -> None:
+    path, options = tmp_path / "g.safetensors", {"image_size": 16, **SMALL}
+    for name in ("fedsim.attacks.generators.dcgan:Dcgan", "attacks.generators.dcgan:Dcgan"):
+        save_generator(path, name, options, create_generator("dcgan", options))
+        net = load_generator(GeneratorSpec(checkpoint=str(path)), image_size=16)
+        assert type(net).__name__ == "Dcgan"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"width": 10**6},
+        {"latent_size": 10**9},
+        {"image_size": 2**40},
+        {"num_classes": 10**12},
+        {"image_size": "16"},
+        {"width": None},
+        {"nonsense": 1},
+        {"mapping": 10**9},
+    ],
+)
+@pytest.mark.parametrize("name", ["dcgan", "stylegan"])
+def test_options_in_a_file_ask_for_no_more_room_than_its_tensors(
+    tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
+    path, good = tmp_path / "g.safetensors", {"image_size": 16, **SMALL}
+    save_generator(path, name, {**good, **options}, create_generator(name, good))
+    with pytest.raises(ModelError, match="does not"):
+        load_generator(GeneratorSpec(checkpoint=str(path)), image_size=16)
+
+
+@pytest.mark.parametrize("about", ["[]", "3", '{"name": 3}', '{"options": []}', "[" * 10_000])
+def test_what_a_file_says_of_itself_may_be_damaged(tmp_path: Path, about: str) -> None:
+    save_tensors(tmp_path / "g", Plain().state_dict(), {"generator": about})
+    with pytest.raises(ModelError, match="is no generator file"):
+        generator_metadata(tmp_path / "g")

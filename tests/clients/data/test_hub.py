@@ -13,9 +13,10 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, constants
 from PIL import Image
 
+from fedsim.clients.data import hub
 from fedsim.core.errors import DataError
 from tests.layouts import load, save_picture
 
@@ -139,3 +140,73 @@ def test_a_hub_that_does_not_answer_is_one_sentence_within_seconds(
     assert offline == datasets.config.HF_HUB_OFFLINE
     with pytest.raises(DataError, match="names no data set"):
         load("hf:", None)
+
+
+def _by_path(files: list[str]) -> datasets.Dataset:
+    """A table whose rows name files instead of holding pictures."""
+    rows = [{"bytes": None, "path": file} for file in files]
+    storage = datasets.Features(
+        {"img": datasets.Image(decode=False), "fine": datasets.Value("int64")}
+    )
+    table = datasets.Dataset.from_dict({"img": rows, "fine": [0] * len(rows)}, features=storage)
+    table = table.cast_column("img", datasets.Image())
+    return table.cast_column("fine", datasets.ClassLabel(names=["ant"]))
+
+
+def test_a_row_that_names_a_file_elsewhere_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = save_picture(tmp_path / "private" / "face.png", 1)
+    folder = tmp_path / "shared"
+    inside = save_picture(folder / "own.png", 2)
+    (folder / "link.png").symlink_to(secret)
+    crooked = f"{folder}/../private/face.png"
+    files = [str(secret), crooked, str(folder / "link.png"), "/etc/passwd", str(inside)]
+    monkeypatch.setattr(hub, "_open_folder", lambda path: {"train": _by_path(files * 8)})
+    images = load("hf:shared", folder)
+    opened: dict[str, int] = {}
+    for index in range(len(images)):
+        row = int(images._rows[index])  # type: ignore[attr-defined]
+        name = files[row % len(files)]
+        if name == str(inside):
+            assert images.image(index).shape == (3, 16, 16)
+        else:
+            with pytest.raises(DataError, match=f"picture {row} .*names a file outside of it"):
+                images.image(index)
+        opened[name] = opened.get(name, 0) + 1
+    assert opened.keys() == set(files)
+
+
+def test_a_row_of_the_hub_opens_what_was_fetched_with_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    own = save_picture(tmp_path / "hub" / "datasets--me--mine" / "blobs" / "a.png", 1)
+    other = save_picture(tmp_path / "hub" / "datasets--you--yours" / "blobs" / "a.png", 2)
+    monkeypatch.setattr(
+        hub, "_open_hub", lambda title: {"train": _by_path([str(own), str(other)] * 8)}
+    )
+    images = load("hf:me/mine", None)
+    rows = list(images._rows)  # type: ignore[attr-defined]
+    assert images.image(next(i for i, row in enumerate(rows) if row % 2 == 0)).shape == (3, 16, 16)
+    with pytest.raises(DataError, match="outside of it"):
+        images.image(next(i for i, row in enumerate(rows) if row % 2 == 1))
+
+
+def test_a_reader_of_pickles_and_a_folder_here_are_no_data_sets_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HfApi, "dataset_info", lambda *_, **__: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "own").mkdir(parents=True)
+    for name in ("pandas", "csv", "mine/own"):
+        with pytest.raises(DataError, match=f"'{name}' is no data set of the hub here"):
+            load(f"hf:{name}", None)
+
+
+def test_a_folder_that_only_looks_like_a_data_set_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    for content in ("[]", "{}", '{"splits": [3]}', '{"splits": ["../.."]}', "\0"):
+        (tmp_path / "saved" / "dataset_dict.json").write_text(content)
+        with pytest.raises(DataError):
+            load("hf:mine", tmp_path / "saved")

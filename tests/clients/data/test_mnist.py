@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from fedsim.clients.data import mnist
 from fedsim.core.errors import DataError
 from tests.layouts import load
 
@@ -83,3 +85,21 @@ def test_spoilt_idx_files_are_named(tmp_path: Path) -> None:
         load("mnist", None)
     with pytest.raises(DataError, match="is no folder"):
         load("mnist", tmp_path / "nowhere")
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _mnist(tmp_path)
+    images = tmp_path / "train-images-idx3-ubyte"
+    monkeypatch.setattr(mnist, "MOST_BYTES", 1 << 20)
+    assert len(load("mnist", tmp_path)) == 12
+    packed = images.with_name(f"{images.name}.gz")
+    packed.write_bytes(gzip.compress(images.read_bytes() + bytes(64 << 20)))
+    images.unlink()
+    tracemalloc.start()
+    with pytest.raises(DataError, match="holds more than 1 MB"):
+        load("mnist", tmp_path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 16 << 20

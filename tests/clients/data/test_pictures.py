@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsim.clients.data.pictures import packed, unpacked
+from fedsim.clients.data.pictures import DAMAGED, FORMATS, decode, opened, packed, unpacked
 from fedsim.core.spec import DataSpec
 from tests.layouts import load
 
@@ -66,3 +69,35 @@ def test_a_picture_is_decoded_once_and_comes_back_the_same() -> None:
     assert source.asked == 1 + 3 + 1  # the third did not fit
     seen[1][0].zero_()
     assert torch.equal(kept.image(0), one)  # what is handed out is the caller's own
+
+
+def header_of(width: int, height: int) -> bytes:
+    """A PNG of this size, of which only the beginning is there."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    check = struct.pack(">I", zlib.crc32(header))
+    begun = struct.pack(">I", 1000) + b"IDAT"
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + check + begun
+
+
+@pytest.mark.parametrize("side", [9_500, 12_000, 100_000])
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_unpacked(
+    side: int,
+) -> None:
+    with pytest.raises(Image.DecompressionBombError):
+        decode(header_of(side, side))
+    assert Image.DecompressionBombError in DAMAGED
+
+
+def test_nothing_that_would_start_a_program_is_opened() -> None:
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+    with Image.open(io.BytesIO(postscript)) as picture:
+        assert picture.format == "EPS"  # Pillow would
+    with pytest.raises(OSError, match="cannot identify image file"):
+        opened(io.BytesIO(postscript))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_kind_of_picture_is_decoded(kind: str) -> None:
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8), "white").save(stream, kind)
+    assert decode(stream.getvalue()).getpixel((4, 4)) == (255, 255, 255)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import shutil
+import tracemalloc
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedsim.clients.data import broken, folders, trees
 from fedsim.core.cache import cache_folder
@@ -223,3 +227,86 @@ def test_without_a_cache_a_large_tree_is_looked_at_each_time(
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "file"))
     (tree / "train" / "cat" / "1.jpg").write_bytes(b"")
     assert load("imagefolder", tree).skipped == ("train/cat/1.jpg",)
+
+
+def zipped(path: Path, kind: int = zipfile.ZIP_DEFLATED, **members: bytes) -> Path:
+    """A zip of two whole pictures in each of two classes, and of these members."""
+    stream = io.BytesIO()
+    Image.new("RGB", (16, 16), "red").save(stream, "PNG")
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        for number in range(4):
+            archive.writestr(f"{CLASSES[number % 2]}/{number}.png", stream.getvalue())
+        for name, content in members.items():
+            archive.writestr(f"bird/{name}.bmp", content)
+    return path
+
+
+def test_a_member_of_a_zip_that_would_fill_the_memory_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(trees, "SMALL", 1 << 16)
+    random = np.random.default_rng(0).bytes((1 << 20) + 1)
+    path = zipped(tmp_path / "z.zip", large=random, dense=bytes(1 << 18), small=bytes(1 << 12))
+    tree = trees.open_tree(str(path))
+    tree.listing()
+    for name, words in (("large", "more than any picture"), ("dense", "100 times as large")):
+        with pytest.raises(OSError, match=words):
+            tree.read(f"bird/{name}.bmp")
+    assert tree.read("bird/small.bmp") == bytes(1 << 12)
+    images = load("imagefolder", path)
+    assert "bird/large.bmp" in images.skipped + load("imagefolder", path, "test").skipped
+
+
+def test_a_member_that_is_more_than_it_says_is_not_unpacked_to_its_end(tmp_path: Path) -> None:
+    size = 64 << 20
+    path = zipped(tmp_path / "z.zip", liar=bytes(size))
+    content = bytearray(path.read_bytes())
+    told, small = size.to_bytes(4, "little"), (1000).to_bytes(4, "little")
+    assert content.count(told) == 2  # before the member, and in the directory
+    path.write_bytes(content.replace(told, small))
+    tree = trees.open_tree(str(path))
+    tree.listing()
+    tracemalloc.start()
+    with pytest.raises((OSError, zipfile.BadZipFile)):
+        tree.read("bird/liar.bmp")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 8 << 20
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_packed_in_an_unbounded_way_is_not_unpacked(tmp_path: Path, kind: int) -> None:
+    tree = trees.open_tree(str(zipped(tmp_path / "z.zip", kind)))
+    tree.listing()
+    with pytest.raises(OSError, match="another way than stored or deflated"):
+        tree.read("bird/0.png")
+
+
+def test_a_file_too_large_for_a_picture_is_not_read(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "MOST_BYTES", 100_000)
+    with open(tree / "train" / "bird" / "0.jpg", "wb") as file:
+        file.truncate(1 << 34)  # a file of holes
+    with pytest.raises(OSError, match="more than any picture"):
+        trees.open_tree(str(tree)).read("train/bird/0.jpg")
+    assert load("imagefolder", tree).skipped == ("train/bird/0.jpg",)
+
+
+def test_a_zip_whose_names_are_no_text_is_one_sentence(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "z.zip", **{"ü": b"x"})
+    path.write_bytes(path.read_bytes().replace("ü".encode(), b"\xff\xff"))
+    with pytest.raises(DataError, match="cannot be read as a zip"):
+        load("imagefolder", path)
+
+
+def test_names_that_are_no_utf8_are_names_like_others(tree: Path) -> None:
+    odd = os.fsencode(tree / "train" / "bird") + b"/\xff\xe9.jpg"
+    shutil.copy(tree / "train" / "bird" / "0.jpg", odd)
+    broken = os.fsencode(tree / "train" / "cat") + b"/[\xfe].jpg"
+    Path(os.fsdecode(broken)).write_bytes(b"")
+    images = load("imagefolder", tree)
+    assert len(images) == 2 * EACH + 1
+    assert [os.fsencode(name) for name in images.skipped] == [b"train/cat/[\xfe].jpg"]
+    assert all(images.image(index).shape == (3, 16, 16) for index in range(len(images)))
