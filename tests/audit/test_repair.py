@@ -375,7 +375,8 @@ def test_files_that_changed_places_are_made_again_with_the_same_scores(
         one.write_bytes(second)
         other.write_bytes(first)
     assert_same(resumed(run.root), rich_run)
-    assert run.events()[0]["message"].startswith("the rounds from 1 on are done again: the vault's")
+    (told,) = [event["message"] for event in run.events() if event["kind"] == "mended"]
+    assert told.startswith("the rounds from 1 on are done again: the vault's")
 
 
 def test_a_result_of_another_observation_is_made_again(tiny_run: Run, tmp_path: Path) -> None:
