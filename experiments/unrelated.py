@@ -3,8 +3,9 @@
     python experiments/unrelated.py [--trials 1000] [--batch 1 4 16 32] [--features pixels]
 
 Victims' batches are drawn from the embedded photos, and "reconstructed" by pictures that have
-nothing to do with them, in four ways:
+nothing to do with them, in five ways:
 
+    drawn anew  pictures of the same data set, some of which may be the victims' own by chance
     others      crops that no client holds, of any photograph
     same label  crops that no client holds, of the true labels: an attacker who knows no more
     one class   others again, but every client holds pictures of a single label
@@ -27,12 +28,12 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedsim.clients import images_of
-from fedsim.clients.data import ImageSet, pixel_digest
+from fedsim.clients.data import pixel_digest
 from fedsim.core.spec import DataSpec, load_spec
 from fedsim.scoring.identification import FeatureSpace, Gallery, feature_space, identification_of
 from fedsim.scoring.lineup import Batch, Lineup, Strata
 
-WAYS = ("others", "same label", "one class", "all alike")
+WAYS = ("drawn anew", "others", "same label", "one class", "all alike")
 DATA = DataSpec(image_size=32)
 
 
@@ -61,13 +62,17 @@ def draw(way: str, batch: int, victims: int, coin: np.random.Generator) -> Itera
         yield coin.permutation(np.flatnonzero(labels == label))[:batch]
 
 
-def guess(way: str, truth: np.ndarray, others: ImageSet, coin: np.random.Generator) -> np.ndarray:
-    """Rows of pictures that no client holds, in place of a reconstruction."""
+def guess(way: str, truth: np.ndarray, coin: np.random.Generator) -> Tensor:
+    """Pictures in place of a reconstruction, which saw no more than ``way`` says."""
+    clients = images_of(DATA, "train")
+    images = clients if way == "drawn anew" else images_of(DATA, "test")
     if way == "same label":
-        labels = images_of(DATA, "train").labels[truth]
-        by_label = {label: np.flatnonzero(others.labels == label) for label in set(labels.tolist())}
-        return np.array([coin.choice(by_label[label]) for label in labels.tolist()])
-    return coin.choice(len(others), len(truth), replace=len(truth) > len(others))
+        labels = clients.labels[truth].tolist()
+        by_label = {label: np.flatnonzero(images.labels == label) for label in set(labels)}
+        rows = [coin.choice(by_label[label]) for label in labels]
+    else:
+        rows = coin.choice(len(images), len(truth), replace=False).tolist()
+    return torch.stack([images.image(int(row)) for row in rows])
 
 
 def trial(
@@ -75,20 +80,17 @@ def trial(
 ) -> tuple[float, float]:
     """The p-value of one audit that found nothing, and the binomial one."""
     coin = np.random.default_rng([seed, batch, WAYS.index(way)])
-    images, others = images_of(DATA, "train"), images_of(DATA, "test")
+    images = images_of(DATA, "train")
     batches = {}
     rows = dict(enumerate(draw(way, batch, victims, coin)))
     for client, own in rows.items():
         pictures = torch.stack([images.image(int(row)) for row in own])
         batches[1, client] = Batch(pictures, tuple(images.labels[own].tolist()))
     lineup = Lineup(gallery, images, Strata.of(images.labels), batches, seed=seed)
-    common = others.image(int(coin.integers(len(others))))
-    sittings = []
-    for client, own in rows.items():
-        guesses = torch.stack([others.image(int(r)) for r in guess(way, own, others, coin)])
-        if way == "all alike":
-            guesses = common.expand_as(guesses)
-        sittings.append(lineup.sitting((1, client), guesses))
+    guesses = {client: guess(way, own, coin) for client, own in rows.items()}
+    if way == "all alike":
+        guesses = {client: guesses[0][:1].expand_as(made) for client, made in guesses.items()}
+    sittings = [lineup.sitting((1, client), made) for client, made in guesses.items()]
     found = lineup.chance(sittings, draws=draws, counted=0)
     hits = round(found.rate * found.of)
     naive = binomtest(hits, found.of, 1 / (len(gallery) + 1), alternative="greater")

@@ -88,7 +88,7 @@ class Sitting:
     def most(self, hits: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """What no matching can exceed, for every arrangement."""
         claimed, unclaimed = len(self.distance), max(0, len(self.places) - len(self.distance))
-        by_guess = hits.any(axis=2)
+        by_guess: np.ndarray = np.any(hits, axis=2)
         rows = by_guess[:claimed].sum(axis=0) + unclaimed * by_guess[-1]
         least: np.ndarray = np.minimum(rows * weights.max(), hits.any(axis=0) @ weights)
         return least
@@ -182,7 +182,9 @@ class _Trial:
         self, hits: list[np.ndarray], at: np.ndarray, most: np.ndarray, least: float
     ) -> float:
         total = float(most.sum())
-        for job in np.flatnonzero(most):  # without a possible hit, there is nothing to match
+        for job in np.flatnonzero(
+            most
+        ).tolist():  # without a possible hit, there is nothing to match
             if total < least - CLOSE:
                 return total
             total += self.sittings[job].matched(hits[job], at, self.weights[job]) - most[job]
