@@ -196,7 +196,7 @@ def _announced(observation: Observation, granted: frozenset[str]) -> Announced:
     but not the defenses gets the model they leave, and not how it was made."""
     public, defenses = observation.public, observation.public.defenses
     if defenses and "defenses" not in granted:
-        model = announced(public) if "architecture" in granted else None
+        model = announced(public) if "architecture" in granted else torch.nn.Identity()
         return Announced(partial(copy.deepcopy, model))
     parts = public.architecture, public.num_classes, public.image_size
     return Announced(
