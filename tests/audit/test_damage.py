@@ -22,6 +22,7 @@ from fedsim.core.run import Run, list_observations
 from fedsim.core.run.record import Record, write_record
 from fedsim.core.spec import load_spec
 from fedsim.core.vault import Vault
+from fedsim.report import write_report
 from tests.conftest import small_spec
 from tests.planted import (
     DAMAGE,
@@ -62,7 +63,7 @@ FILES = [
 
 
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("kind", ["half", "deleted", "altered"])
+@pytest.mark.parametrize("kind", ["half", "deleted"])
 def test_a_damaged_file_is_made_again_with_the_same_scores(
     kind: str, file: str, rich_run: Run, tmp_path: Path
 ) -> None:
@@ -176,7 +177,10 @@ def check_flip(control: Run, name: str, at: int, bit: int, root: Path) -> None:
     path = run.root / name
     flip(path, at, bit)
     damaged = path.read_bytes()
-    assert_same(resumed(run.root), control)
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "grid.png":  # the whole report alone draws it
+            patch.setattr("fedsim.report.write_report", write_report)
+        assert_same(resumed(run.root), control)
     if any(fnmatch(name, pattern) for pattern in ANEW):
         assert path.read_bytes() != damaged
     else:
@@ -192,18 +196,14 @@ def places(run: Run, name: str, count: int) -> list[tuple[int, int]]:
     return [(at, coin.randrange(8)) for at in chosen[-count:]]
 
 
+@pytest.mark.parametrize("pattern", [*TOLD, *ANEW])
 def test_a_bit_that_turned_is_told_with_the_name_of_its_file_and_changes_no_score(
-    noted_run: Run, learned_run: Run, tmp_path: Path
+    pattern: str, noted_run: Run, learned_run: Run, tmp_path: Path
 ) -> None:
-    flipped = 0
-    for control in (noted_run, learned_run):
-        for pattern, names in kinds_in(control).items():
-            if control is learned_run and not pattern.startswith("learned"):
-                continue
-            ((at, bit),) = places(control, names[-1], 1)
-            check_flip(control, names[-1], at, bit, tmp_path)
-            flipped += 1
-    assert flipped == len(TOLD) + len(ANEW)
+    control = learned_run if pattern.startswith("learned") else noted_run
+    name = kinds_in(control)[pattern][-1]
+    ((at, bit),) = places(control, name, 1)
+    check_flip(control, name, at, bit, tmp_path)
 
 
 @pytest.mark.slow
@@ -381,8 +381,8 @@ def test_damage_that_only_the_report_meets_is_left_out_and_told(
     conclude(run)
     told = [event["message"] for event in run.events() if event["kind"] == "damaged"]
     assert len(told) == 2
-    assert "samples.png" in told[0] or "is not shown" in told[0]
-    assert "lesson-0001.json' is damaged: its seal is broken." in told[1]
+    assert "is not shown" in told[0]
+    assert "lesson-0001.json' is damaged" in told[1]
 
 
 # -- clients ------------------------------------------------------------------------------------

@@ -56,7 +56,6 @@ FAULTS = {
     ),
     "file cut in half": f"{DAMAGED}[half]",
     "file deleted": f"{DAMAGED}[deleted]",
-    "file altered near its end": f"{DAMAGED}[altered]",
     "file emptied": f"{NONSENSE}[emptied]",
     "file replaced by nonsense": f"{NONSENSE}[garbage]",
     "one bit turned, in every kind of file": (

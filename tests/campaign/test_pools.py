@@ -20,6 +20,7 @@ from fedsim.core.run import Run
 from fedsim.core.spec import Component
 from tests.conftest import small_spec
 from tests.planted import TINY, assert_same
+from tests.staging import short_report
 
 
 def test_a_feeder_that_cannot_write_ends_the_wait_with_its_reason(tmp_path: Path) -> None:
@@ -89,6 +90,7 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(pulse, "clock", clock)
     monkeypatch.setattr(watchdog, "TRY_SECONDS", 0.05)
+    monkeypatch.setattr("fedsim.report.write_report", short_report)
     return path
 
 
