@@ -88,7 +88,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     A file without a seal, made by others, is taken as it is.
     """
     try:
-        with safe_open(path, framework="pt") as file:
+        with named_in_utf8(path) as name, safe_open(name, framework="pt") as file:
             about = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         intact = True
@@ -102,6 +102,19 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not intact:
         raise DamagedError(f"'{path}' is damaged: its seal is broken.")
     return tensors, about
+
+
+@contextmanager
+def named_in_utf8(path: Path) -> Iterator[str]:
+    """A name of a file that is text, for readers that take no other: its own, or that of the open
+    file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with open(path, "rb") as file:
+            yield f"/dev/fd/{file.fileno()}"
+    else:
+        yield str(path)
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
