@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 
 from fedsim.core.errors import SpecError
-from fedsim.core.registry import build, find, resolve
+from fedsim.core.registry import build, find, is_registered, resolve
 
 
 @dataclass(frozen=True)
@@ -64,3 +64,11 @@ def test_our_own_modules_are_found_by_the_names_they_had() -> None:
     assert resolve("attack", {}, "attacks.dlg:Dlg") is Dlg
     with pytest.raises(SpecError, match="cannot be imported"):
         resolve("attack", {}, "attacks.nothing:Dlg")
+
+
+def test_an_entry_is_ours_by_its_name_and_by_its_path() -> None:
+    table = {"dlg": "fedsim.attacks.dlg:Dlg"}
+    for name in ("dlg", "fedsim.attacks.dlg:Dlg", "attacks.dlg:Dlg"):
+        assert is_registered(table, name)
+    for name in ("", "tag", "fedsim.attacks.tag:TagAttack", "dlg:Dlg", "fedsim.attacks.dlg:Other"):
+        assert not is_registered(table, name)
