@@ -24,7 +24,14 @@ from fedsim.clients.data.pictures import ImageSet, Part, Remembered, packed, unp
 from fedsim.clients.data.progress import bar
 from fedsim.clients.shards import Holding, check_shards, images_of, shards_of, simulated_holding
 from fedsim.core.errors import DamagedError, DataError
-from fedsim.core.files import UNFINISHED, read_json, read_tensors, save_tensors, write_json
+from fedsim.core.files import (
+    UNFINISHED,
+    named_in_utf8,
+    read_json,
+    read_tensors,
+    save_tensors,
+    write_json,
+)
 from fedsim.core.spec import DataSpec, Positive, Spec
 
 HOLDING = "holding.safetensors"
@@ -172,7 +179,7 @@ class _DealtImages(ImageSet):
         number, row = divmod(index, self._each)
         file = self._folder / _name(self._split, number)
         try:
-            with safe_open(file, framework="pt") as content:
+            with named_in_utf8(file) as name, safe_open(name, framework="pt") as content:
                 picture = content.get_slice("pictures")[row].contiguous()
         except FileNotFoundError:
             raise DataError(f"'{file}' is missing; {_AGAIN}.") from None

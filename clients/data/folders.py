@@ -15,6 +15,7 @@ from fedsim.clients.data.pictures import DAMAGED, ImageSet, Split, decode, path_
 from fedsim.clients.data.trees import SPLITS, Tree, open_tree
 from fedsim.core.errors import DataError
 from fedsim.core.spec import DataSpec
+from fedsim.core.text import visible
 
 TEST_FRACTION = 0.2
 
@@ -120,7 +121,8 @@ def choose(
         )
     marks = listing.marks[chosen] if len(rows) > LARGE else None
     images = TreeImages(tree, listing.names.take(chosen), marks, image_size)
-    images.classes, images.labels = placement.classes, placement.labels[chosen]
+    images.classes = tuple(map(visible, placement.classes))  # they are written down: as text
+    images.labels = placement.labels[chosen]
     images.skipped = tuple(listing.names.take(rows[here & damaged]))
     images.groups = placement.groups[chosen] if placement.groups is not None else None
     if marks is not None:

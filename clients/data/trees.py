@@ -6,6 +6,7 @@ import io
 import os
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -205,7 +206,7 @@ class ZipTree:
         try:
             with archive.open(info) as file:
                 return file.read(info.file_size + 1)  # by a bound, or it is unpacked all at once
-        except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
+        except (zipfile.BadZipFile, RuntimeError, zlib.error, EOFError) as error:
             raise OSError(f"{member} in {path}: {error}") from error
 
     def _archive(self, path: Path) -> zipfile.ZipFile:

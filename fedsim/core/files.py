@@ -183,7 +183,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
 
     def read() -> tuple[dict[str, Tensor], dict[str, str]]:
-        with safe_open(path, framework="pt") as file:
+        with named_in_utf8(path) as name, safe_open(name, framework="pt") as file:
             about = dict(file.metadata() or {})
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
 
@@ -218,6 +218,19 @@ def _intact(
     if not intact:
         raise DamagedError(f"'{path}' is damaged: its seal is broken.")
     return tensors, about
+
+
+@contextmanager
+def named_in_utf8(path: Path) -> Iterator[str]:
+    """A name of a file that is text, for readers that take no other: its own, or that of the open
+    file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with open(path, "rb") as file:
+            yield f"/dev/fd/{file.fileno()}"
+    else:
+        yield str(path)
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:

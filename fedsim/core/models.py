@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import fedsim.core.convnet  # noqa: F401  registers our own small network with timm
 from fedsim.core.errors import ModelError, did_you_mean
+from fedsim.core.files import named_in_utf8
 from fedsim.core.spec import ModelSpec
 
 PLAIN_FIRST_BLOCK = "plain_first_block"  # an option of ours, beside timm's
@@ -131,7 +132,8 @@ def load_checkpoint(model: nn.Module, path: Path) -> list[str]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            state: Mapping[str, Any] = load_file(path)
+            with named_in_utf8(path) as name:
+                state: Mapping[str, Any] = load_file(name)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -51,7 +51,7 @@ def read(root: Path, name: str, most: int = MOST_BYTES) -> bytes:
             raise RunError(f"{name} is not a file.")
         if about.st_size > most:
             raise RunError(f"{name} is too large to show ({about.st_size / 2**20:.0f} MB).")
-        return file.read(most)
+        return file.read(about.st_size)
 
 
 def exists(root: Path, name: str) -> bool:

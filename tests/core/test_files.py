@@ -221,3 +221,13 @@ def test_a_checksum_is_of_names_and_numbers_and_not_of_their_order() -> None:
     assert first == checksum(dict(reversed(TENSORS.items())))
     assert first != checksum({"a": TENSORS["a"], "c": TENSORS["b"]})
     assert first != checksum({**TENSORS, "b": torch.tensor([2, 1])})
+
+
+def test_tensors_are_read_back_from_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"run-\xff") / "x.safetensors"
+    save_tensors(path, {"a": torch.arange(3)}, {"about": "words"})
+    tensors, about = read_tensors(path)
+    assert tensors["a"].tolist() == [0, 1, 2]
+    assert about == {"about": "words"}
+    with pytest.raises(FileNotFoundError):
+        read_tensors(path.with_name("absent"))

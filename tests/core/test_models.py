@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedsim.core.errors import ModelError
-from fedsim.core.models import build_model, load_checkpoint, resnet_parts, vit_parts
+from fedsim.core.models import OPENING, build_model, load_checkpoint, resnet_parts, vit_parts
 from fedsim.core.spec import ModelSpec
 
 TINY = {"patch_size": 8, "depth": 2, "embed_dim": 96}
@@ -100,3 +100,10 @@ def test_pretrained_weights_out_of_reach_say_what_to_do(monkeypatch: pytest.Monk
     monkeypatch.setattr("timm.create_model", no_network)
     with pytest.raises(ModelError, match=r"model\.checkpoint"):
         build(pretrained=True)
+
+
+@pytest.mark.parametrize("name", OPENING)
+def test_options_open_no_files_of_their_own(name: str, tmp_path: Path) -> None:
+    spec = ModelSpec(options={name: str(tmp_path / "weights.pth")})
+    with pytest.raises(ModelError, match=f"model.options has '{name}'; use model.checkpoint"):
+        build_model(spec, image_size=32, num_classes=8, seed=0)

@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 
 from fedsim.core.errors import SpecError
-from fedsim.core.registry import build, find, resolve
+from fedsim.core.registry import build, find, is_registered, resolve
 from fedsim.core.seal import is_sealed
 
 
@@ -87,3 +87,11 @@ def test_an_authors_code_is_run_under_the_seal_of_the_vault(
     monkeypatch.syspath_prepend(str(tmp_path))
     assert find("thing", {}, "an_authors_module:FOUND") is True
     assert not is_sealed()
+
+
+def test_an_entry_is_ours_by_its_name_and_by_its_path() -> None:
+    table = {"dlg": "fedsim.attacks.dlg:Dlg"}
+    for name in ("dlg", "fedsim.attacks.dlg:Dlg", "attacks.dlg:Dlg"):
+        assert is_registered(table, name)
+    for name in ("", "tag", "fedsim.attacks.tag:TagAttack", "dlg:Dlg", "fedsim.attacks.dlg:Other"):
+        assert not is_registered(table, name)

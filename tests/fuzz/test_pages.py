@@ -49,7 +49,7 @@ def shelf_of(run: Run) -> Path:
     if not shelf.is_dir():
         shutil.copytree(run.root, shelf / "damaged")
         (shelf / "damaged" / "events.jsonl").write_text('{"kind": "x", "message": "y"}\n')
-        other = shelf / os.fsdecode(b"other-\xff[/y]")
+        other = shelf / os.fsdecode(b"other-\xff[bold]")
         shutil.copytree(run.root, other)
         (other / "summary.json").unlink()
         event = json.dumps({"kind": "\ud800", "message": "[/] \udcff \x1b", "round": "\ud800"})

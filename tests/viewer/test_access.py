@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedsim.viewer.access import MOST_SESSIONS, SESSION_SECONDS, TOKEN_SECONDS, AccessControl
 from fedsim.viewer.app import create_app
 from tests.viewing import TOKEN, ask, key_of, look
 
@@ -134,3 +135,60 @@ def test_no_path_leads_out_of_the_runs_or_into_the_vault(shelf: Path) -> None:
         answer = look(app, path)
         assert answer.status_code == 404, path
         assert "a secret" not in answer.text
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def visit(app: AccessControl) -> dict[str, str]:
+    """What a browser sends once it was let in with the token."""
+    cookies = ask(app, "/", params={"token": TOKEN}).cookies
+    return {"Cookie": "; ".join(f"{k}={v}" for k, v in cookies.items())}
+
+
+def test_a_token_is_good_for_minutes_and_a_visit_for_hours(shelf: Path) -> None:
+    clock = Clock()
+    app = AccessControl(create_app([shelf], TOKEN).app, TOKEN, clock)
+    headers = visit(app)
+    clock.now += TOKEN_SECONDS - 1
+    assert ask(app, "/", params={"token": TOKEN}).status_code == 303
+    clock.now += 1
+    late = ask(app, "/", params={"token": TOKEN})
+    assert late.status_code == 403
+    assert "too old" in late.text
+    assert not late.cookies
+    assert ask(app, "/", headers=headers).status_code == 200
+    clock.now = 1000.0 + SESSION_SECONDS
+    assert ask(app, "/", headers=headers).status_code == 403
+    assert ask(app, "/", params={"token": TOKEN}, headers=headers).status_code == 403
+
+
+def test_every_visitor_has_a_session_of_their_own_and_the_oldest_gives_way(shelf: Path) -> None:
+    app = create_app([shelf], TOKEN)
+    first, second = visit(app), visit(app)
+    assert first != second
+    assert ask(app, "/", headers=first).status_code == 200
+    for _ in range(MOST_SESSIONS - 1):
+        visit(app)
+    assert ask(app, "/", headers=first).status_code == 403
+    assert ask(app, "/", headers=second).status_code == 200
+
+
+def test_the_cookie_ends_with_the_visit(shelf: Path) -> None:
+    cookie = ask(create_app([shelf], TOKEN), "/", params={"token": TOKEN}).headers["set-cookie"]
+    assert f"Max-Age={int(SESSION_SECONDS)}" in cookie
+    assert "Domain" not in cookie
+
+
+def test_a_visitor_who_comes_with_the_token_again_loses_it_from_the_address(shelf: Path) -> None:
+    app = create_app([shelf], TOKEN)
+    headers = visit(app)
+    answer = ask(app, "/compare", params={"token": "whatever", "run": "x"}, headers=headers)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/compare?run=x")
+    assert "set-cookie" not in answer.headers

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import uvicorn
 
 from fedsim.core.errors import RunError, SpecError
 from fedsim.viewer.server import listen, serve
@@ -64,3 +65,13 @@ def test_the_command_prints_one_address_serves_and_ends_on_ctrl_c(shelf: Path) -
     assert rest == ""
     assert "Traceback" not in errors
     assert "stopped." in errors
+
+
+def test_every_start_has_a_token_of_its_own(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+    addresses: list[str] = []
+    for _ in range(3):
+        serve([shelf], ready=addresses.append)
+    tokens = {re.sub(r".*\?token=", "", address) for address in addresses}
+    assert len(tokens) == 3
+    assert min(map(len, tokens)) >= 32

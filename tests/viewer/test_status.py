@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
+import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import pytest
 
+from fedsim.core.files import read_json, write_json
 from fedsim.core.run import Run
 from fedsim.viewer.app import create_app
 from fedsim.viewer.status import QUIET_SECONDS
+from tests.conftest import small_spec
+from tests.strangers import announce, invite, shared_run
 from tests.viewing import TOKEN, comparison, look, planned, stands, text, unfinished
 
 
@@ -131,10 +136,65 @@ def test_a_half_written_table_or_event_does_not_break_a_run_at_work(
 
 def test_a_baseline_is_known_by_what_the_summary_says(shelf: Path) -> None:
     path = shelf / "done" / "summary.json"
-    summary = json.loads(path.read_text())
+    summary = read_json(path)
     assert summary["baseline"] == "prior_only"
-    path.write_text(json.dumps({**summary, "baseline": "patch_solve"}))
+    write_json(path, {**summary, "baseline": "patch_solve"})
     assert [outcome.attack for outcome in stands(shelf).verdicts] == ["prior_only"]
     del summary["baseline"]  # as older versions wrote it
-    path.write_text(json.dumps(summary))
+    write_json(path, summary)
     assert [outcome.attack for outcome in stands(shelf).verdicts] == ["patch_solve"]
+
+
+def pages_of(shelf: Path) -> list[httpx.Response]:
+    app = create_app([shelf], TOKEN)
+    keys = [run["key"] for run in look(app, "/api/runs").json()["runs"]]
+    paths = ["/", *(f"/runs/{key}{part}" for key in keys for part in ("", "/live"))]
+    paths += [f"/compare?run={a}&run={b}" for a, b in pairwise(keys)]
+    return [look(app, path) for path in paths]
+
+
+@pytest.mark.parametrize("line", ["a{0}: &a{0} [{1}]", "a{0}: &a{0} {{k: [{1}]}}"])
+def test_a_spec_of_aliases_within_aliases_is_damaged_and_takes_no_room(
+    shelf: Path, line: str
+) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, 10):
+        lines.append(line.format(level, ", ".join([f"*a{level - 1}"] * 9)))
+    (shelf / "new").mkdir()
+    (shelf / "new" / "spec.yaml").write_text("\n".join([*lines, "model: {options: {x: *a9}}"]))
+    tracemalloc.start()
+    answers = pages_of(shelf)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert all(answer.status_code == 200 for answer in answers)
+    assert "its aliases written out" in text(answers[0])
+    assert most < 64 << 20
+
+
+def test_a_spec_of_a_thousand_attacks_is_not_counted_out(shelf: Path) -> None:
+    attacks = ", ".join(f"{{name: dlg, title: a{n}}}" for n in range(1000))
+    spec = f"data: {{clients: 1000}}\ntrain: {{rounds: 1000}}\nattacks: [{attacks}]"
+    (shelf / "new").mkdir()
+    (shelf / "new" / "spec.yaml").write_text(spec)
+    assert "more jobs than can be counted" in text(pages_of(shelf)[0])
+
+
+def test_no_page_imports_what_a_spec_names(
+    small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = invite(tmp_path / "modules", monkeypatch)
+    naming = [
+        "attacks=[{name: 'stranger:call'}, {name: patch_solve}]",
+        "defenses=[{name: 'stranger:Defended'}]",
+        "data.name='stranger:call'",
+        "threat={model: D, surrogate: {name: 'stranger:call'}, prior: {checkpoint: x}}",
+    ]
+    shelf = tmp_path / "runs"
+    done = shared_run(small_run, shelf / "done", small_spec(*naming))
+    announce(done, "stranger:Defended")
+    half = shared_run(small_run, shelf / "half", small_spec(*naming))
+    half.summary_path.unlink()
+    answers = pages_of(shelf)
+    assert [answer.status_code for answer in answers] == [200] * 6
+    assert any("stranger:call" in answer.text for answer in answers)  # shown, as words
+    assert not stranger.ran

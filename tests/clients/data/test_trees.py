@@ -302,11 +302,13 @@ def test_a_zip_whose_names_are_no_text_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_names_that_are_no_utf8_are_names_like_others(tree: Path) -> None:
-    odd = os.fsencode(tree / "train" / "bird") + b"/\xff\xe9.jpg"
-    shutil.copy(tree / "train" / "bird" / "0.jpg", odd)
+    (tree / "train" / "bird").rename(tree / "train" / os.fsdecode(b"b\xefrd"))
+    odd = os.fsencode(tree / "train" / "cat") + b"/\xff\xe9.jpg"
+    shutil.copy(tree / "train" / "cat" / "0.jpg", odd)
     broken = os.fsencode(tree / "train" / "cat") + b"/[\xfe].jpg"
     Path(os.fsdecode(broken)).write_bytes(b"")
     images = load("imagefolder", tree)
     assert len(images) == 2 * EACH + 1
     assert [os.fsencode(name) for name in images.skipped] == [b"train/cat/[\xfe].jpg"]
     assert all(images.image(index).shape == (3, 16, 16) for index in range(len(images)))
+    assert images.classes == ("bird", r"b\xefrd", "cat")  # also where they are written down
