@@ -245,6 +245,14 @@ class OnLabel(Defense):
 
 
 @dataclass(frozen=True)
+class Liar(Defense):
+    """Uploads every tensor twice over, in a shape that an average would take without a word."""
+
+    def protect_update(self, update: Update, rng: torch.Generator) -> Update:
+        return replace(update, tensors={n: torch.stack([t, t]) for n, t in update.tensors.items()})
+
+
+@dataclass(frozen=True)
 class KillsItsClient(Defense):
     """Kills the client's process by signal once; the second try works."""
 

@@ -27,8 +27,8 @@ from fedsim.core.run import Run
 from fedsim.core.spec import Spec, Upload
 from fedsim.defenses.applied import announced, declared, hiding
 
-# How far one update may move the weights, in norms of the first ones: training stays below one,
-# noise of local differential privacy at an epsilon of .01 below ten thousand.
+# How far one update may move the weights, in norms of the first ones: training moves them by less
+# than one, noise of local differential privacy at an epsilon of .01 by some ten thousand.
 REACH = 1e6
 UNKNOWN = 1_000_000  # examples of an epoch, or of a step, where the server cannot count them
 _COUNTED = 2**53  # the largest counter that an average of floats can hold

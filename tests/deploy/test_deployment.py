@@ -471,24 +471,49 @@ def _until_it_ends(processes: Processes) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("partition", "expected"),
-    [
-        (0, "two nodes say they are client 0"),
-        (7, "a node says it is client 7, and there are clients 0 to 1 only"),
-    ],
-)
-def test_nodes_with_a_wrong_partition_id_stop_the_run(
-    partition: int, expected: str, tmp_path: Path
+def test_nodes_that_are_the_same_client_stop_the_run_where_nobody_else_is_there(
+    tmp_path: Path,
 ) -> None:
     planned = plan_deployment(tmp_path / "d", 2, make_keys(tmp_path / "keys", 2))
     first, second = planned.nodes
     lay_out(planned, noisy_spec(2))
-    with pytest.raises(FedsimError, match=expected) as caught:
-        _federated(
-            replace(planned, nodes=(first, replace(second, partition=partition))), second.key
-        )
+    with pytest.raises(FedsimError, match="two nodes say they are client 0") as caught:
+        _federated(replace(planned, nodes=(first, replace(second, partition=0))), second.key)
     assert "\n" not in str(caught.value)
+    assert_none_alive(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_node_with_a_wrong_partition_id_is_left_out_and_told(tmp_path: Path) -> None:
+    planned = plan_deployment(tmp_path / "d", 2, make_keys(tmp_path / "keys", 2))
+    first, second = planned.nodes
+    lay_out(planned, noisy_spec(2))
+    _federated(replace(planned, nodes=(first, replace(second, partition=7))), second.key)
+    run = Run.open(planned.run)
+    assert list(run.rounds["clients"]) == [1, 1]
+    told = {event["kind"]: event["message"] for event in run.events()}
+    assert "a node says it is client 7, and there are clients 0 to 1 only" in told["node_refused"]
+    assert told["client_silent"] == "client 1 is not there"
+    assert_none_alive(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_node_that_uploads_what_is_no_update_costs_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the liar finds its defense
+    planned = plan_deployment(tmp_path / "d", 3, None)
+    lay_out(planned, noisy_spec(3))
+    liar = "defenses=[{name: 'tests.faults:Liar'}]"
+    planned.nodes[1].spec.write_text(noisy_spec(3, liar).to_yaml())
+    deployment.carry_out(planned)
+    run = Run.open(planned.run)
+    assert list(run.rounds["clients"]) == [2, 2]
+    assert [(e["kind"], e["round"], e["client"]) for e in run.events()] == [
+        ("update_rejected", 1, 1),
+        ("update_rejected", 2, 1),
+    ]
+    assert "has the shape (2, " in run.events()[0]["message"]
     assert_none_alive(str(tmp_path))
 
 

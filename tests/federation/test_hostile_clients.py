@@ -33,7 +33,7 @@ from fedsim.core.learning import Update
 from fedsim.core.observation import is_finite, read_observation
 from fedsim.core.run import Run, address_of, list_observations
 from fedsim.defenses import create_defense
-from fedsim.federation.admission import form_of
+from fedsim.federation.admission import Admission, form_of
 from fedsim.federation.aggregation import create_strategy
 from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.federation.pace import FLOOR, Pace
@@ -231,6 +231,22 @@ def test_where_every_reply_is_bad_the_model_stays_as_it_was(tmp_path: Path) -> N
     assert [kind for kind, _, _ in told(run)] == ["update_rejected"] * 4
     assert list(run.rounds["clients"]) == [0]
     assert same(model_of(run), plan.initial)
+
+
+@pytest.mark.parametrize("strategy", ["FedAvg", "FedAvgM", "FedAdam"])
+def test_a_client_that_goes_to_the_bound_in_every_round_leaves_a_finite_model(
+    strategy: str, tmp_path: Path
+) -> None:
+    plan = canned_plan(f"train={{rounds: 12, lr: 0.05, evaluate: false, strategy: {strategy}}}")
+    run = Run.create(tmp_path / "bound", plan.spec, deployed=True, classes=3)
+    limit = Admission(plan.spec, run, plan.public, plan.initial).limit
+    numbers = sum(tensor.numel() for tensor in plan.initial.values())
+    most = tensors(lambda t: torch.full_like(t, 0.999 * limit / numbers**0.5))
+    run = federated(plan, CannedGrid(4, plan, {(BAD, TRAIN): most}), tmp_path / "run")
+    assert run.events() == []
+    if strategy != "FedAdam":  # which takes steps of its own length
+        assert max(float(tensor.abs().max()) for tensor in model_of(run).values()) > 1e3
+    assert all(torch.isfinite(tensor).all() for tensor in model_of(run).values())
 
 
 class Meddled(AdversarialStrategy):
