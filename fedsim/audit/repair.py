@@ -120,7 +120,8 @@ def _rows(run: Run) -> list[dict[str, Any]]:
         table = run.rounds.astype(object)
     except FedsimError:
         return []
-    rows: list[dict[str, Any]] = table.where(table.notna(), None).to_dict("records")
+    records = table.where(table.notna(), None).to_dict("records")
+    rows = [{str(name): value for name, value in record.items()} for record in records]
     counted = [row.get("round") for row in rows] == list(range(1, len(rows) + 1))
     return rows if counted else []
 

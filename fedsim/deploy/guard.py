@@ -82,7 +82,9 @@ class OwnUser:
 
     def _is_own(self, scope: Message) -> bool:
         client, server = scope.get("client"), scope.get("server")
-        return bool(client and server) and user_at(client, server) == os.getuid()
+        if client is None or server is None:
+            return False
+        return user_at(client, server) == os.getuid()
 
 
 def guard_servers() -> None:
