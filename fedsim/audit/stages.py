@@ -34,7 +34,7 @@ from fedsim.campaign.progress import Silent, Watch
 from fedsim.clients import images_of
 from fedsim.cluster.session import ray_session, refuse_silence
 from fedsim.core.attack import BASELINE
-from fedsim.core.errors import FedsimError, RunError
+from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import read_json, write_json
 from fedsim.core.metrics import METRICS
 from fedsim.core.observation import is_finite
@@ -266,7 +266,11 @@ def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:
     for label, memory in memories(run, run.spec).items():  # what it learned from counts as well
         for lesson in list_lessons(memory):
             fields = read.setdefault(label, [])
-            fields += [f for f in read_json(lesson)["ledger"] if f not in fields]
+            try:
+                ledger = list(read_json(lesson)["ledger"])
+            except (DamagedError, KeyError, TypeError):
+                continue
+            fields += [f for f in ledger if f not in fields]
     return read
 
 

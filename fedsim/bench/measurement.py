@@ -24,7 +24,7 @@ from fedsim.cluster.local import ATTACK_RESOURCE
 from fedsim.cluster.session import ray_session, worker_gpus
 from fedsim.core.device import threads
 from fedsim.core.errors import FedsimError, RunError, SpecError
-from fedsim.core.files import write_atomically, write_json
+from fedsim.core.files import read_json, write_atomically, write_json
 from fedsim.core.metrics import METRICS
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, list_observations
@@ -176,6 +176,6 @@ def _claim(root: Path, bench: Bench) -> None:
         "bench": bench.section.model_dump(mode="json", by_alias=True),
     }
     path = root / "bench.json"
-    if path.is_file() and json.loads(path.read_text()) != json.loads(json.dumps(about)):
+    if path.is_file() and read_json(path) != json.loads(json.dumps(about)):
         raise SpecError(f"'{root}' already holds another bench; give another directory.")
     write_json(path, about)
