@@ -290,9 +290,11 @@ def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:
         for lesson in list_lessons(memory):
             fields = read.setdefault(label, [])
             try:
-                fields += [f for f in read_json(lesson)["ledger"] if f not in fields]
-            except DamagedError as error:
-                run.note("damaged", f"{error} What it read for '{label}' is not told.")
+                ledger = list(read_json(lesson)["ledger"])
+            except (DamagedError, KeyError, TypeError) as error:
+                run.note("damaged", f"what '{label}' read for a lesson is not told: {error}")
+                continue
+            fields += [f for f in ledger if f not in fields]
     return read
 
 

@@ -24,7 +24,7 @@ ONCE_AT_THE_TOP = ("attacks", "defenses", "clients")  # as older specs import th
 
 def is_registered(table: Mapping[str, str], name: str) -> bool:
     """Whether a name is an entry of ``table``, or the import path of one: ours, whoever says it."""
-    return name in table or not {name, f"fedsim.{name}"}.isdisjoint(table.values())
+    return name in table or name in table.values()
 
 
 def find(kind: str, table: Mapping[str, str], name: str) -> Any:

@@ -74,15 +74,27 @@ def held_by(strategy: Strategy) -> dict[str, Tensor]:
 
 
 def restore(strategy: Strategy, remembered: Mapping[str, Tensor]) -> None:
-    """Give a strategy back what `held_by` collected."""
+    """Give a strategy back what `held_by` collected; a file names nothing else of it."""
     groups: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in remembered.items():
         attribute, _, place = name.partition("/")
         groups.setdefault(attribute, {})[place] = tensor.numpy()
     for attribute, group in groups.items():
+        if not _may_hold(strategy, attribute):
+            raise RunError(
+                f"the checkpoint holds a '{attribute}', and a {type(strategy).__name__} does not: "
+                f"it is damaged, or another run's."
+            )
         counted = all(place.isdigit() for place in group)
         listed = [group[place] for place in sorted(group, key=int)] if counted else None
         setattr(strategy, attribute, listed if counted else group)
+
+
+def _may_hold(strategy: Strategy, attribute: str) -> bool:
+    """Whether an attribute is one for arrays, be they there or still to come."""
+    value = vars(strategy).get(attribute, "absent")
+    empty = value is None or (isinstance(value, dict | list) and not value)
+    return attribute != _SENT and (empty or bool(_arrays(value)))
 
 
 def joined(arrays: Mapping[str, Tensor], remembered: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -59,12 +59,14 @@ def test_every_way_to_name_code_is_seen(naming: str) -> None:
 
 def test_what_is_ours_is_nobodys_code() -> None:
     spec = small_spec(
-        "attacks=[{name: dlg}, {name: 'fedsim.attacks.dlg:Dlg'}, {name: 'attacks.tag:TagAttack'}]",
+        "attacks=[{name: dlg}, {name: 'fedsim.attacks.dlg:Dlg'}]",
         "defenses=[{name: clipping}]",
         "data.name='hf:owner/name:config'",
         "name='a run: mine'",
     )
     assert import_paths(spec) == set()
+    elsewhere = small_spec("attacks=[{name: 'attacks.tag:TagAttack'}]")  # anybody's folder
+    assert import_paths(elsewhere) == {"attacks.tag:TagAttack"}
     assert import_paths(ThreatSpec(model="D"), Component(name="mine:Own")) == {"mine:Own"}
 
 

@@ -91,7 +91,8 @@ def test_an_authors_code_is_run_under_the_seal_of_the_vault(
 
 def test_an_entry_is_ours_by_its_name_and_by_its_path() -> None:
     table = {"dlg": "fedsim.attacks.dlg:Dlg"}
-    for name in ("dlg", "fedsim.attacks.dlg:Dlg", "attacks.dlg:Dlg"):
+    for name in ("dlg", "fedsim.attacks.dlg:Dlg"):
         assert is_registered(table, name)
-    for name in ("", "tag", "fedsim.attacks.tag:TagAttack", "dlg:Dlg", "fedsim.attacks.dlg:Other"):
+    others = ("", "tag", "fedsim.attacks.tag:TagAttack", "dlg:Dlg", "fedsim.attacks.dlg:Other")
+    for name in (*others, "attacks.dlg:Dlg"):  # the last may be somebody's own folder
         assert not is_registered(table, name)

@@ -69,3 +69,12 @@ def test_a_strategy_without_a_memory_adds_nothing_to_the_file(tmp_path: Path) ->
     run = Run(tmp_path)
     write_checkpoint(run, Checkpoint([], {"head": torch.ones(1)}, held_by(FedAvg())))
     assert read_tensors(run.checkpoint)[0].keys() == {"head"}
+
+
+@pytest.mark.parametrize("attribute", ["aggregate_train", "__class__", "current_arrays", "eta"])
+def test_a_file_gives_a_strategy_nothing_but_its_memory(attribute: str) -> None:
+    strategy = FedAdam()
+    before = dict(vars(strategy))
+    with pytest.raises(RunError, match=f"holds a '{attribute}', and a FedAdam does not"):
+        restore(strategy, {f"{attribute}/head": torch.ones(2)})
+    assert vars(strategy) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 from fedsim.core.attack import Lesson
@@ -40,3 +41,22 @@ def test_memories_without_a_picture_or_a_lesson_are_left_out(tmp_path: Path) -> 
     memory(run, "blind", picture=False)
     memory(run, "new", lessons=0)
     assert learned(run) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("samples.png", b"no picture"),
+        ("lesson-0001.json", b"{"),
+        ("lesson-0001.json", b"[]"),
+        ("lesson-0002.json", b'{"losses": [[1]], "notes": [], "steps": 1}'),
+        ("lesson-0002.json", b'{"losses": [[1e999, 1]], "notes": [], "steps": 1}'),
+        ("lesson-0002.json", b'{"losses": 3}'),
+    ],
+)
+def test_a_damaged_memory_is_left_out(tmp_path: Path, file: str, content: bytes) -> None:
+    run = Run(tmp_path)
+    memory(run, "whole")
+    (memory(run, "damaged") / file).write_bytes(content)
+    memory(run, "$\\frac")  # no name that an attack has
+    assert [found.name for found in learned(run)] == ["whole"]
