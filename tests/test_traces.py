@@ -26,6 +26,7 @@ for words in json.loads(sys.argv[1]):
     assert done.exit_code == 0, (words, done.output, done.exception)
 """
 # What other libraries keep for every program of the user's, wherever it comes from.
+OURS = (".cache/fedsim", ".local/state/fedsim/vault-keys")
 THEIRS = (".cache/matplotlib", ".config/matplotlib")
 
 
@@ -60,9 +61,8 @@ class User:
     def check_nothing_is_left(self) -> None:
         assert_no_process_with(f"HOME={self.home}")
         assert [path.name for path in self.temporary.iterdir()] == []
-        ours = str(self.home / ".cache" / "fedsim")
-        theirs = tuple(str(self.home / name) for name in THEIRS)
-        assert [f for f in files_in(self.home) if not f.startswith((ours, *theirs))] == []
+        known = tuple(str(self.home / name) for name in (*OURS, *THEIRS))
+        assert [f for f in files_in(self.home) if not f.startswith(known)] == []
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import DamagedError, FedsimError, MissingKeyError, RunError
 from fedsim.core.files import UNFINISHED, read_json, read_tensors
 from fedsim.core.observation import check_observation, read_weights, recorded_checksum
-from fedsim.core.run import Run, observation_name, weights_path
+from fedsim.core.run import Run, observation_name, vault_key_path, weights_path
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Vault
 from fedsim.federation.checkpoint import Checkpoint, read_checkpoint, write_checkpoint, write_rounds
@@ -93,13 +93,17 @@ def _mend_rounds(run: Run, spec: Spec) -> None:
 
 def _mend_key(run: Run) -> None:
     """Have the vault say which key opens it; where that is elsewhere, its owner decides."""
+    path = vault_key_path(run.vault)
+    before = path.read_bytes() if path.is_file() else b""
     try:
-        Vault(run.vault).keys.mend()
+        mended = Vault(run.vault).keys.mend() is not None and path.read_bytes() != before
     except MissingKeyError as error:
         words = str(error).removesuffix(".")
         raise MissingKeyError(
             f"{words}; where it is lost, delete the vault and the rounds are done again."
         ) from error
+    if mended:
+        _note(run, path, "was damaged and is made again")
 
 
 def _replace_checkpoint(run: Run, spec: Spec) -> None:

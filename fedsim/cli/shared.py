@@ -79,7 +79,8 @@ def component_of(name: str, params: list[str]) -> Component:
         return Component.model_validate({**values_of(params), "name": name})
     except ValidationError as error:
         first = error.errors()[0]
-        raise SpecError(f"'{first['loc'][-1]}': {first['msg']}.") from error
+        about = f"'{first['loc'][-1]}': " if first["loc"] else ""
+        raise SpecError(f"{about}{first['msg'].removeprefix('Value error, ')}.") from error
 
 
 def values_of(params: list[str]) -> dict[str, Any]:

@@ -68,6 +68,10 @@ class DamagedError(FedsimError):
     """A file is not what was written: cut short, overwritten or altered."""
 
 
+class MisplacedError(DamagedError):
+    """A file does not open where it lies: it is damaged, or another's."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the nearest known word, or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

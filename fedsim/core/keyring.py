@@ -18,7 +18,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fedsim.core.errors import DamagedError, MissingKeyError, VaultError
+from fedsim.core.errors import DamagedError, MisplacedError, MissingKeyError, VaultError
 from fedsim.core.files import write_atomically
 from fedsim.core.run import vault_key_path
 from fedsim.core.seal import refuse_attacks
@@ -60,7 +60,7 @@ class Key:
             return AESGCM(self.secret).decrypt(nonce, rest[_NONCE:], head + place.encode())
         except (InvalidTag, ValueError) as error:  # altered, or too short to be anything
             words = f"'{place}' is damaged, or was put in the place of another."
-            raise DamagedError(words) from error
+            raise MisplacedError(words) from error
 
 
 def key_name(content: bytes) -> str | None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from fedsim.core.coin import WIDEST, coin_of
-from fedsim.core.errors import DamagedError, ForeignTruthError, VaultError
+from fedsim.core.errors import DamagedError, ForeignTruthError, MisplacedError, VaultError
 from fedsim.core.files import checksum, tensors_from_bytes, tensors_to_bytes, write_atomically
 from fedsim.core.keyring import Key, Keyring
 from fedsim.core.learning import Batch
@@ -103,7 +103,7 @@ class Vault:
                 f"the vault has no truth for {observation_name(round_, client)}."
             ) from None
         except (DamagedError, KeyError, ValidationError) as error:
-            raise VaultError(self._damaged(path, type(error).__name__)) from error
+            raise VaultError(self._damaged(path, error)) from error
         if not _fits(images, labels, about):
             raise VaultError(self._damaged(path, "its batches do not fit its images"))
         _refuse_foreign(path, about, round_, client)
@@ -127,7 +127,7 @@ class Vault:
                     state, metadata = tensors_from_bytes(self._content(path), path)
                     about = _Whose.model_validate_json(metadata.get("about", "{}"))
                 except (DamagedError, ValidationError) as error:
-                    raise VaultError(self._damaged(path, type(error).__name__)) from error
+                    raise VaultError(self._damaged(path, error)) from error
                 _refuse_foreign(path, about, round_, client)
                 return state
         return {}
@@ -173,10 +173,13 @@ class Vault:
         return path.relative_to(self.root).as_posix()
 
     @staticmethod
-    def _damaged(path: Path, how: str) -> str:
+    def _damaged(path: Path, how: str | Exception) -> str:
+        words = f"is damaged ({how if isinstance(how, str) else type(how).__name__})"
+        if isinstance(how, MisplacedError):
+            words = "is damaged, or was put in the place of another"
         return (
-            f"the vault's '{path}' is damaged ({how}); go on with `fedsim audit --resume` and its "
-            f"round is done again."
+            f"the vault's '{path}' {words}; go on with `fedsim audit --resume` and its round is "
+            f"done again."
         )
 
 

@@ -50,10 +50,6 @@ FAULTS = {
         "tests/cluster/test_local.py::"
         "test_a_node_that_dies_mid_attack_loses_nothing_and_one_added_later_is_used"
     ),
-    "deployment killed": (
-        "tests/deploy/test_deployment.py::"
-        "test_a_killed_deployment_goes_on_and_gives_the_scores_of_the_simulation"
-    ),
     "file cut in half": f"{DAMAGED}[half]",
     "file deleted": f"{DAMAGED}[deleted]",
     "file emptied": f"{NONSENSE}[emptied]",

@@ -72,4 +72,4 @@ def test_an_attack_on_another_ones_update_says_why_it_is_not_scored(
     path = root / "observations" / "round-0001" / f"{second.stem}.json"
     (row,) = attack_offline(path, PATCH_SOLVE, tmp_path / "out", None, 1)
     assert row["psnr"] is None
-    assert " is of client " in row["unscored"]
+    assert "was put in the place of another" in row["unscored"]

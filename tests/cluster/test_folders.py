@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from ray._common.utils import get_ray_address_file
 from fedsim.cluster import folders
 from fedsim.cluster.processes import Child, began
 from fedsim.cluster.session import ray_session
+from fedsim.core.files import read_json, write_json
 from tests.conftest import small_spec
 
 
@@ -62,7 +62,7 @@ def _gone(folder: Path, **more: object) -> Path:
     folder.mkdir()
     folders.give(folder, Child(os.getpid(), 1.0))
     file = folder / folders.OWNER
-    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+    write_json(file, read_json(file) | more)
     return folder
 
 

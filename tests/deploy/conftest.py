@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedsim.clients.app import ClientSide, DeployedSide
-from fedsim.core.files import read_json, write_json
 from fedsim.core.run import Run
+from fedsim.core.run.record import Record, write_record
 
 
 def assert_none_alive(mark: str) -> None:
@@ -63,7 +63,7 @@ def deployed_copy(run: Run, root: Path) -> tuple[Run, list[Path]]:
         (copy.root / name).unlink()
     for name in ("report.html", "grid.png"):
         (copy.root / name).unlink(missing_ok=True)
-    write_json(copy.root / "run.json", read_json(copy.root / "run.json") | {"deployed": True})
+    write_record(copy.root, Record.of(copy.spec, deployed=True, classes=None))
     return copy, vaults
 
 

@@ -200,7 +200,7 @@ def test_truths_of_other_updates_are_told_and_never_scored_as_a_miss(
     conclude(scored := gather(run, vaults, tmp_path / "scored"))
     assert scored.summary["verdicts"][0]["verdict"] == "LEAKS"
     for round_ in (1, 2):
-        one, other = sorted(tmp_path.glob(f"vault-*/round-000{round_}/*.safetensors"))
+        one, other = sorted(tmp_path.glob(f"[0-9]*/vault/round-000{round_}/*.safetensors"))
         first, second = one.read_bytes(), other.read_bytes()
         one.write_bytes(second)
         other.write_bytes(first)

@@ -38,7 +38,8 @@ def pages(value: tuple[str, bytes | Callable[[bytes], bytes]], run: Run) -> None
         for page in paths:
             answer = look(app, page)
             assert answer.status_code in (200, 400, 404)
-            answer.content.decode()
+            if not page.endswith("/report"):  # the file itself, as it lies
+                answer.content.decode()
     finally:
         path.write_bytes(held)
 
