@@ -25,13 +25,13 @@ class _Mark(threading.local):
 
 _mark = _Mark()
 _process = threading.Event()  # set where all of the process is sealed
-_follows = threading.Lock()  # taken once, by whoever made threads hand on their seal
+_handing, _handed = threading.Lock(), threading.Event()  # set once threads hand on their seal
 
 
 @contextmanager
 def sealed() -> Iterator[None]:
     """While this lasts, no vault opens in this thread or in one that is started in it."""
-    if _follows.acquire(blocking=False):
+    if not _handed.is_set():
         _hand_on()
     _mark.depth += 1
     try:
@@ -57,6 +57,9 @@ def refuse_attacks() -> None:
 
 def _hand_on() -> None:
     """From here on, a thread that is started by a sealed one is sealed until it ends."""
+    if not _handing.acquire(blocking=False):
+        _handed.wait()
+        return
     start, start_bare = threading.Thread.start, _thread.start_new_thread
 
     @functools.wraps(start)
@@ -72,6 +75,7 @@ def _hand_on() -> None:
 
     threading.Thread.start = start_thread  # type: ignore[method-assign]
     _thread.start_new_thread = start_new_thread
+    _handed.set()
 
 
 def _within(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
