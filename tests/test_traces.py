@@ -131,8 +131,10 @@ def test_a_ray_of_a_runs_own_leaves_nothing_even_after_a_kill(user: User) -> Non
 @pytest.mark.slow
 def test_a_cluster_that_was_up_leaves_nothing(user: User) -> None:
     user.does("cluster", "up", "--cpus", "1")
-    user.does("audit", user.spec, "-o", "run", "engine={kind: ray, device: cpu, address: auto}")
-    user.does("cluster", "down")
+    try:
+        user.does("audit", user.spec, "-o", "run", RAY.replace("cpus: 1", "address: auto"))
+    finally:
+        user.does("cluster", "down")
     user.check_nothing_is_left()
     state = user.home / ".cache" / "fedsim"
     assert not (state / "cluster.json").exists()

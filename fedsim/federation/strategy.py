@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedsim.core import wire
-from fedsim.core.errors import ReplyError, RunError
+from fedsim.core.errors import FedsimError, ReplyError, RunError
 from fedsim.core.learning import Update
 from fedsim.core.observation import Public
 from fedsim.core.run import Run
@@ -72,7 +72,7 @@ class AdversarialStrategy(Strategy):
         self.on_observation, self.on_round = on_observation, on_round
         self.on_committed = on_committed
         self.stop = stop or threading.Event()
-        self.pace = pace or Pace.of(spec, run)
+        self._pace = pace
         self.mask = masking(spec)
         rows, self._arrays, self._restored = read_checkpoint(run)
         self.log = RoundLog(rows)
@@ -93,9 +93,8 @@ class AdversarialStrategy(Strategy):
         if missing <= 0:
             return
         self.admission = Admission(self.spec, self.run, self.public, initial)
-        self.grid = StreamingGrid(
-            grid, self.stop, self.pace, self._revived, elsewhere=self.run.deployed
-        )
+        pace = self._pace or Pace.of(self.spec, self.run)
+        self.grid = StreamingGrid(grid, self.stop, pace, self._revived, elsewhere=self.run.deployed)
         self.roster.meet(self.grid, self.spec.train.timeout)
         restore(self.inner, self._restored)
         try:
@@ -197,6 +196,8 @@ class AdversarialStrategy(Strategy):
         try:
             arrays, metrics = self.inner.aggregate_train(self._round, replies)
             state = arrays.to_torch_state_dict() if arrays is not None else {}
+        except (OSError, FedsimError):  # updates are read back from disk: no client's fault
+            raise
         except Exception as error:
             name = self.spec.train.strategy
             reason = wire.reason_of(f"{type(error).__name__}: {error}")
