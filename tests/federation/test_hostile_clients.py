@@ -373,6 +373,20 @@ def test_a_strategy_that_fails_on_honest_replies_ends_the_run_in_one_sentence(
         strategy.run_rounds(grid, plan.initial)
 
 
+def unreadable(arrays: ArrayRecord) -> ArrayRecord:
+    raise OSError(5, "Input/output error")  # updates that did not fit in memory are read back
+
+
+def test_a_disk_that_fails_is_no_clients_fault(tmp_path: Path) -> None:
+    plan = canned_plan()
+    grid = CannedGrid(4, plan, {(BAD, TRAIN): metric(num_examples=0)})
+    run = Run.create(tmp_path / "run", plan.spec, deployed=True, classes=3)
+    pace = Pace(10, FLOOR, grid.clock)
+    strategy = AdversarialStrategy(Failing(unreadable), plan.spec, run, plan.public, pace=pace)
+    with pytest.raises(OSError, match="Input/output error"):
+        strategy.run_rounds(grid, plan.initial)
+
+
 # -- masks --------------------------------------------------------------------------------------
 
 MASKED = "defenses=[{name: secure_aggregation}]"
