@@ -12,12 +12,13 @@ from typing import Any
 from fedsim.core.attack import Attack, complete
 from fedsim.core.errors import SpecError
 from fedsim.core.knowledge import FIELDS
-from fedsim.core.registry import build
+from fedsim.core.registry import build, code_digest
+from fedsim.core.seal import sealed
 
 if __name__ != "fedsim.attacks":
     raise ModuleNotFoundError("import fedsim.attacks: it is a part of fedsim.", name=__name__)
 
-__all__ = ["ATTACKS", "Attack", "create_attack"]
+__all__ = ["ATTACKS", "Attack", "code_of", "create_attack"]
 
 ATTACKS: dict[str, str] = {
     "april": "fedsim.attacks.april:April",
@@ -42,12 +43,19 @@ ATTACKS: dict[str, str] = {
 def create_attack(name: str, **params: Any) -> Attack:
     """The attack called ``name``, its parameters checked."""
     attack: Attack = build("attack", ATTACKS, name, params)
-    if not callable(getattr(attack, "reconstruct", None)):
-        raise SpecError(
-            f"the attack '{name}' has no method reconstruct(view, *, device, progress)."
-        )
-    complete(type(attack))
-    unknown = set(getattr(attack, "needs", ())) - set(FIELDS)
-    if unknown or not hasattr(attack, "needs"):
-        raise SpecError(f"the attack '{name}' must say what it needs, of: {', '.join(FIELDS)}.")
+    with sealed():  # what it says of itself may be its author's code
+        if not callable(getattr(attack, "reconstruct", None)):
+            raise SpecError(
+                f"the attack '{name}' has no method reconstruct(view, *, device, progress)."
+            )
+        complete(type(attack))
+        unknown = set(getattr(attack, "needs", ())) - set(FIELDS)
+        if unknown or not hasattr(attack, "needs"):
+            raise SpecError(f"the attack '{name}' must say what it needs, of: {', '.join(FIELDS)}.")
     return attack
+
+
+def code_of(name: str) -> str:
+    """A hash of the source of the attack called ``name``; nothing for one of ours, whose version is
+    told with every run."""
+    return code_digest(ATTACKS, name)

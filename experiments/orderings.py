@@ -56,7 +56,7 @@ def main() -> None:
             for strength in strengths:
                 here = by_victim(pictures, defense, strength, attack)
                 if here.empty:
-                    print(f"| {defense} | {strength} | {attack} | declined | |")
+                    print(f"| {defense} | {strength} | {attack} | no result | |")
                     continue
                 apart = (here - before).dropna().to_numpy()
                 change = interval(apart, digits=1) if len(apart) else ""

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedsim.core.attack import Progress, Reconstruction
+from fedsim.core.attack import Lesson, Progress, Reconstruction
 from fedsim.core.defense import Defense
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
@@ -184,6 +184,137 @@ class Thief:
         from fedsim.core.vault import Vault
 
         return Vault(Path(self.vault)).read(view.round, view.client).images
+
+
+LOOT: dict[tuple[int, int], Tensor] = {}  # what was got out of a vault
+
+
+def _rob(vault: str) -> None:
+    from fedsim.core.vault import Vault
+
+    for file in Path(vault).glob("round-*/client-????.safetensors"):
+        where = (int(file.parent.name[-4:]), int(file.stem[-4:]))
+        with suppress(Exception):
+            LOOT[where] = Vault(Path(vault)).read(*where).images
+
+
+class RobsLater(Reconstruction):
+    """Opens the vault whenever it is saved, shown, or asked for its notes."""
+
+    vault = ""
+
+    def save(self, path: Path) -> None:
+        _rob(self.vault)
+        super().save(path)
+
+    def __repr__(self) -> str:
+        _rob(self.vault)
+        return "grey"
+
+    def __getattribute__(self, name: str) -> object:
+        _rob(super().__getattribute__("vault"))
+        return super().__getattribute__(name)
+
+
+class RobbingTensor(Tensor):
+    """Opens the vault at everything that is done with it."""
+
+    vault = ""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        _rob(cls.vault)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class RobbingError(Exception):
+    """Opens the vault when it is put into words."""
+
+    def __str__(self) -> str:
+        _rob(self.args[0])
+        return "no reason"
+
+
+class RobbingNumber(float):
+    """Opens the vault when it is written down."""
+
+    vault = ""
+
+    def __format__(self, form: str) -> str:
+        _rob(self.vault)
+        return "1"
+
+
+@dataclass(frozen=True)
+class Later:
+    """Opens the vault when it is not attacking: while it is asked what it is, or by what it left
+    behind. Returns the truth where that worked."""
+
+    vault: str
+    way: str
+
+    @property
+    def needs(self) -> frozenset[str]:
+        if self.way == "needs":
+            _rob(self.vault)
+        return frozenset({"image_size", "batch_size"})
+
+    @property
+    def uses(self) -> frozenset[str]:
+        if self.way == "uses":
+            _rob(self.vault)
+        return frozenset()
+
+    def check_spec(self, spec: object) -> None:
+        if self.way == "check_spec":
+            _rob(self.vault)
+
+    def reconstruct(
+        self, view: View, *, device: torch.device, progress: Progress
+    ) -> Reconstruction:
+        for kind in (RobsLater, RobbingTensor, RobbingNumber):
+            kind.vault = self.vault
+        grey = _grey(view)
+        if (view.round, view.client) in LOOT:
+            return Reconstruction(LOOT[view.round, view.client])
+        if self.way == "result":
+            return RobsLater(grey.images)
+        if self.way == "tensor":
+            images = grey.images.as_subclass(RobbingTensor)
+            return Reconstruction(images, film={1: images})
+        if self.way == "number":
+            progress(1, 2, RobbingNumber(1))
+            return Reconstruction(grey.images, loss=RobbingNumber(1))
+        if self.way == "error":
+            raise RobbingError(self.vault)
+        return grey
+
+
+@dataclass(frozen=True)
+class LaterLearner(Later):
+    """The same of an attack that learns."""
+
+    @property
+    def learner(self) -> str:
+        if self.way == "learner":
+            _rob(self.vault)
+        return "robber"
+
+    def lessons_before(self, rounds: int) -> int:
+        if self.way == "lessons_before":
+            _rob(self.vault)
+        return 1
+
+    def learn(self, traffic, lesson, memory, *, seed, device, progress) -> Lesson:
+        return RobbingLesson() if self.way == "lesson" else Lesson()
+
+
+class RobbingLesson(Lesson):
+    """Opens the vault when it is saved."""
+
+    def save(self, path: Path) -> None:
+        _rob(str(path.parents[2] / "vault"))
+        super().save(path)
 
 
 @dataclass(frozen=True)

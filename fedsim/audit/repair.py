@@ -2,9 +2,11 @@
 
 Whatever can be computed again is thrown away and done again. A round whose observation, truth or
 client state is damaged, or lies in another one's place, is redone from the weights that were sent
-in it: simulated clients draw everything from the spec's seed, so they do the same again. Clients
+in it: simulated clients draw everything from the spec's seed, so they do the same again. Where an
+observation is of another run, so may be the weights beside it, and all rounds are redone. Clients
 elsewhere do not: of theirs nothing is thrown away that only they could make. A result names by
-checksum the observation it was made from, and is thrown away where that has changed. Only a vault
+hash the observation and the job it was made from, and is thrown away where it lies under others.
+Only a vault
 whose key is elsewhere is left for its owner to decide about.
 """
 
@@ -16,12 +18,24 @@ from typing import Any
 
 from PIL import Image
 
-from fedsim.campaign.jobs import Job
+from fedsim.attacks import code_of, create_attack
+from fedsim.campaign.jobs import Job, refuse_other_result
 from fedsim.campaign.plan import observed_rounds
-from fedsim.core.attack import Reconstruction
-from fedsim.core.errors import DamagedError, FedsimError, MissingKeyError, RunError
+from fedsim.core.attack import Reconstruction, traits_of
+from fedsim.core.errors import (
+    DamagedError,
+    FedsimError,
+    ForeignObservationError,
+    MissingKeyError,
+    RunError,
+)
 from fedsim.core.files import UNFINISHED, read_json, read_tensors
-from fedsim.core.observation import check_observation, read_weights, recorded_checksum
+from fedsim.core.observation import (
+    check_observation,
+    read_weights,
+    recorded_checksum,
+    refuse_foreign,
+)
 from fedsim.core.run import Run, observation_name, vault_key_path, weights_path
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Vault
@@ -31,13 +45,14 @@ ABSENT = ("client_failed", "client_silent")  # events of clients that left nothi
 _LAST_PART = b"\0\0\0\0IEND\xaeB`\x82"  # of every PNG
 
 
-def mend(run: Run, spec: Spec) -> None:
-    """Set right what can be set right, before anything is read; every loss is noted."""
+def mend(run: Run, spec: Spec, classes: int | None = None) -> None:
+    """Set right what can be set right, before anything is read; every loss is noted. Where the
+    number of ``classes`` is known, observations must announce it."""
     for leftover in list(run.root.rglob(f".*{UNFINISHED}")):
         leftover.unlink()
     for path in (run.canaries, run.summary_path):
         _drop_damaged(run, path)
-    _mend_rounds(run, spec)
+    _mend_rounds(run, spec, classes)
     _mend_memories(run)
 
 
@@ -58,22 +73,38 @@ def _note(run: Run, path: Path, words: str) -> None:
 
 
 def drop_unusable(run: Run, job: Job) -> None:
-    """Throw a result away that is damaged, or made from an observation that was made again."""
+    """Throw a result away that is damaged, or made from another observation, by another attack or
+    by other code of the same."""
     if not job.result.is_file():
         _drop_damaged(run, job.failure)
         return
     try:
-        source = Reconstruction.load(job.result).observation
+        result = Reconstruction.load(job.result)
     except RunError:
         job.result.unlink()
         _note(run, job.result, "was damaged and is made again")
         return
-    if source and source != recorded_checksum(job.observation):
+    try:
+        refuse_other_result(result, job, run.spec.seed)
+    except RunError as error:
         job.result.unlink()
-        run.note("mended", f"{job.name}: the observation is another now, the result made again")
+        why = str(error).partition(";")[0]
+        run.note("mended", f"{job.name}: the result is made again, {why}")
+        return
+    if result.made_by and result.code != code_of(job.attack.name):
+        job.result.unlink()
+        _forget(run, job)
+        run.note("mended", f"{job.name}: the attack's code is another now, the result made again")
 
 
-def _mend_rounds(run: Run, spec: Spec) -> None:
+def _forget(run: Run, job: Job) -> None:
+    """Throw away what an attack learned, if it learns."""
+    learner = traits_of(create_attack(job.attack.name, **job.attack.params)).learner
+    if learner is not None:
+        shutil.rmtree(run.learned / learner, ignore_errors=True)
+
+
+def _mend_rounds(run: Run, spec: Spec, classes: int | None) -> None:
     try:
         checkpoint = read_checkpoint(run)
     except RunError:
@@ -82,11 +113,12 @@ def _mend_rounds(run: Run, spec: Spec) -> None:
     damage = None
     if not run.deployed:
         _mend_key(run)
-        damage = _first_damage(run, spec, len(checkpoint.rows))
+        damage = _first_damage(run, spec, len(checkpoint.rows), classes)
     if damage is not None:
-        round_, why = damage
-        start = _redo(run, spec, checkpoint, round_)
-        run.note("mended", f"the rounds from {start} on are done again: {why}")
+        round_, error = damage
+        foreign = isinstance(error, ForeignObservationError)
+        start = _redo(run, spec, checkpoint, 1 if foreign else round_)
+        run.note("mended", f"the rounds from {start} on are done again: {error}")
     elif checkpoint.rows:
         write_rounds(run, checkpoint.rows)
 
@@ -130,7 +162,9 @@ def _rows(run: Run) -> list[dict[str, Any]]:
     return rows if counted else []
 
 
-def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
+def _first_damage(
+    run: Run, spec: Spec, done: int, classes: int | None
+) -> tuple[int, FedsimError] | None:
     """The first round that left something damaged or misplaced, and what."""
     observed = set(observed_rounds(spec))
     told = [(e["kind"], (e.get("round"), e.get("client"))) for e in run.events()]
@@ -145,11 +179,12 @@ def _first_damage(run: Run, spec: Spec, done: int) -> tuple[int, str] | None:
                     continue
                 kept = round_ in observed and (round_, client) not in unkept
                 path = run.observations / f"{observation_name(round_, client)}.json"
+                refuse_foreign(path, spec, classes)
                 Vault(run.vault).check(round_, client, recorded_checksum(path) if kept else None)
                 if kept:
                     check_observation(path)
         except FedsimError as error:
-            return round_, str(error)
+            return round_, error
     return None
 
 

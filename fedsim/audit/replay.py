@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from PIL import Image
 
 from fedsim.audit.trust import announced_in, import_paths, refuse_strangers
-from fedsim.campaign.jobs import Handout, Job
+from fedsim.campaign.granted_truth import refuse_other_runs
+from fedsim.campaign.jobs import AnyJob, Handout, Job
 from fedsim.campaign.plan import after_lessons, check_needs, jobs_on, lessons_on
 from fedsim.campaign.pools import InlinePool
 from fedsim.campaign.progress import Silent, Watch
@@ -54,7 +56,7 @@ def attack_offline(
         spec,
         Handout(spec.threat, spec.seed, spec.engine.device),
         watch,
-        lambda job: Secrets(),
+        partial(_without_truth, run, spec),
     )
     jobs = [
         after_lessons(job, learned, len(rounds))
@@ -97,6 +99,13 @@ def _spec(run: Run, threat: str | None) -> Spec:
     """The spec the observations were made with, or the defaults for files that travelled alone."""
     overrides = [f"threat={threat}"] if threat else []
     return load_spec(run.spec.model_dump(mode="json") if run.spec_path.is_file() else {}, overrides)
+
+
+def _without_truth(run: Run, spec: Spec, job: AnyJob) -> Secrets:
+    """Nothing; observations in a run must be its own, those that travelled alone are anybody's."""
+    if run.spec_path.is_file():
+        refuse_other_runs(job, spec, run.classes)
+    return Secrets()
 
 
 def _row(run: Run, job: Job) -> dict[str, Any]:

@@ -158,23 +158,25 @@ def conclude(
         run.write_table("scores", scores, parquet=True)
         labels, baseline = [label for label, _ in labelled_attacks(spec)], baseline_label(spec)
         failed = failures(jobs)
+        verdicts = summarise(
+            scores,
+            spec,
+            labels,
+            _ledgers(run, jobs),
+            failed,
+            chances(run, jobs, scores, identification.gallery),
+            asked_of(spec),
+        )
+        guesses = {e["attack"] for e in verdicts if not e.get("looked", True)} - {baseline}
         summary = {
             "name": spec.name,
             "spec_digest": spec.digest(),
             "threat": spec.threat.model,
             "oracle_labels": spec.threat.oracle_labels,
             "baseline": baseline,
-            "verdicts": summarise(
-                scores,
-                spec,
-                labels,
-                _ledgers(run, jobs),
-                failed,
-                chances(run, jobs, scores, identification.gallery),
-                asked_of(spec),
-            ),
+            "verdicts": verdicts,
             "comparisons": compare(scores, labels, spec.seed),
-            "population": population(scores, baseline or ""),
+            "population": population(scores[~scores["attack"].isin(guesses)], baseline or ""),
             "over_rounds": over_rounds(scores, _rounds(run), spec.seed),
             "failed_jobs": failed,
             "events": run.events(),
@@ -217,7 +219,7 @@ def _opened(spec: Spec, root: str | Path) -> Iterator[tuple[Plan, Run]]:
     plan = prepare(spec, Run(root).classes)
     with Run(root).locked():
         run = Run.create(root, spec)
-        mend(run, spec)
+        mend(run, spec, plan.public.num_classes)
         if run.classes is None:
             _note_skipped(run, spec)
             _note_shared(run, spec, "and were left out")
@@ -283,7 +285,7 @@ def _note_shared(run: Run, spec: Spec, outcome: str) -> None:
 def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:
     """What each attack read, over all its jobs."""
     read: dict[str, list[str]] = {}
-    for job, result in results_of(jobs):
+    for job, result in results_of(jobs, run.spec.seed):
         fields = read.setdefault(job.label, [])
         fields += [field for field in result.ledger if field not in fields]
     for label, memory in memories(run, run.spec).items():  # what it learned from counts as well

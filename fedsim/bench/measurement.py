@@ -18,6 +18,7 @@ import ray
 
 from fedsim.audit.stages import audit, federate
 from fedsim.bench.cells import Bench, Cell
+from fedsim.bench.doubts import doubt_of, legend_of
 from fedsim.bench.table import aggregate, as_markdown
 from fedsim.campaign.plan import prepare
 from fedsim.cluster.local import ATTACK_RESOURCE
@@ -30,8 +31,9 @@ from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, list_observations
 from fedsim.core.text import encoded
 from fedsim.defenses.applied import declared
-from fedsim.report.content import baseline_of
+from fedsim.report.headline import baseline_of
 from fedsim.scoring.budgets import budgets
+from fedsim.scoring.recovery import FLAT
 
 Told = Callable[[int, int, str], None]  # cells done, of how many, which
 
@@ -65,7 +67,8 @@ def conduct(
     table = aggregate(pictures, outcomes)
     for name, frame in (("pictures", pictures), ("cells", outcomes), ("table", table)):
         write_atomically(root / f"{name}.csv", encoded(frame.to_csv(index=False)))
-    write_atomically(root / "table.md", encoded(as_markdown(table)))
+    legend = "".join(f"\n{line}\n" for line in legend_of(table))
+    write_atomically(root / "table.md", encoded(as_markdown(table) + legend))
     write_bench_report(bench, root, table, as_markdown(table))
     return table
 
@@ -132,6 +135,7 @@ def measure(bench: Bench, cell: Cell, root: Path) -> Measured:
             "attack": v["attack"],
             "baseline": v["attack"] == baseline_of(summary),
             "verdict": v["verdict"],
+            "doubt": doubt_of(v, summary.get("failed_jobs", [])),
             "victims": v.get("victims", 0),
             "victims_of": v.get("victims_of", v.get("victims", 0)),
             **cost,
@@ -150,7 +154,7 @@ def _columns() -> list[str]:
     return [
         *("attack", "round", "client", "image", "trial", "seconds"),
         *METRICS,
-        *("identified", "label_true", "label_recovered", "picture"),
+        *("identified", "label_true", "label_recovered", "picture", FLAT),
     ]
 
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedsim.bench.doubts import legend_of, marks_of
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.files import write_atomically
 from fedsim.core.run import Run, paths
@@ -37,6 +38,7 @@ class Row:
     words: str
     front: bool
     pairs: list[Pair]
+    marks: str = ""  # what is in doubt
 
 
 def write_bench_report(bench: Bench, root: Path, table: pd.DataFrame, markdown: str) -> None:
@@ -54,13 +56,11 @@ def write_bench_report(bench: Bench, root: Path, table: pd.DataFrame, markdown: 
     rows = []
     for entry in cells:
         label, attack = _label(entry), entry["attack"]
-        leakage = [f"{m.title} {entry[m.name]:.{m.headline_digits}f}" for m in beside_psnr()]
-        words = ", ".join([f"{entry['psnr']:.1f} dB", *leakage])
-        words += f", {100 * entry['recovered']:.0f} % recovered"
+        words = _leaked(entry)
         if entry["accuracy"] is not None:
             words += f", accuracy {100 * entry['accuracy']:.0f} %"
         pairs = _pairs(root, by_label[label], attack)
-        rows.append(Row(label, attack, words, entry["front"], pairs))
+        rows.append(Row(label, attack, words, entry["front"], pairs, marks_of(entry["doubts"])))
     svg = (root / "frontier.svg").read_text()
     page = (
         environment(Path(__file__).parent)
@@ -70,11 +70,20 @@ def write_bench_report(bench: Bench, root: Path, table: pd.DataFrame, markdown: 
             section=bench.section,
             rows=rows,
             table=_cells(markdown),
+            legend=legend_of(table),
             frontier=Markup(svg[svg.index("<svg") :]),
             style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
         )
     )
     write_atomically(root / paths.REPORT, encoded(page.lstrip()))
+
+
+def _leaked(entry: dict[str, Any]) -> str:
+    if entry["psnr"] is None:
+        return "no result"
+    leakage = [f"{m.title} {entry[m.name]:.{m.headline_digits}f}" for m in beside_psnr()]
+    recovered = f"{100 * entry['recovered']:.0f} % recovered"
+    return ", ".join([f"{entry['psnr']:.1f} dB", *leakage, recovered])
 
 
 def frontier(cells: list[dict[str, Any]]) -> Figure:
@@ -83,14 +92,14 @@ def frontier(cells: list[dict[str, Any]]) -> Figure:
         figure = Figure(figsize=(7.2, 4.6), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-    known = [cell for cell in cells if cell["accuracy"] is not None]
+    known = [c for c in cells if c["accuracy"] is not None and c["ssim"] is not None]
     points = [(100 * cell["accuracy"], cell["ssim"]) for cell in known]
     for cell, at in zip(known, points, strict=True):
         axes.scatter(*at, color=FRONT if cell["front"] else MUTED, s=26, zorder=3)
-    places = label_places(points, [_label(cell) for cell in known])
+    places = label_places(points, [_marked(cell) for cell in known])
     for cell, at, place in zip(known, points, places, strict=True):
         axes.annotate(
-            _label(cell),
+            _marked(cell),
             at,
             xytext=place,
             fontsize=6.5,
@@ -140,6 +149,10 @@ def label_places(points: list[tuple[float, float]], labels: list[str]) -> list[t
 
 def _label(cell: dict[str, Any]) -> str:
     return f"{cell['defense']} {cell['strength']}".strip()
+
+
+def _marked(cell: dict[str, Any]) -> str:
+    return f"{_label(cell)} {marks_of(cell['doubts'])}".strip()
 
 
 def _pairs(root: Path, cell: Cell, attack: str) -> list[Pair]:

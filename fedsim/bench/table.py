@@ -8,32 +8,35 @@ import numpy as np
 import pandas as pd
 
 from fedsim.bench.cells import NAIVE
+from fedsim.bench.doubts import BLIND, gathered, marks_of
 from fedsim.core.metrics import METRICS, shown_in
+from fedsim.scoring.recovery import beside_baseline, recovered
 from fedsim.scoring.statistics import bootstrap, by_picture, count_pictures, picture_numbers
-from fedsim.scoring.verdict import RECOVERED_DB
 
 CELL = ["defense", "strength"]
 KEYS = [*CELL, "attack"]
+PICTURE = ["seed", "round", "client", "image"]
 
 
 def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
     """One row per defense, strength and attack; of an attack that ran both ways, the stronger."""
+    baselines = set(outcomes.loc[outcomes["baseline"], "attack"])
     ways = []
     for (defense, strength, attack), rows in outcomes.groupby(KEYS, sort=False):
         if rows["baseline"].all():
             continue
-        here = pictures[
-            (pictures["defense"] == defense)
-            & (pictures["strength"] == strength)
-            & (pictures["attack"] == attack)
-        ]
+        cell = pictures[(pictures["defense"] == defense) & (pictures["strength"] == strength)]
+        own, guesses = cell[cell["attack"] == attack], cell[cell["attack"].isin(baselines)]
+        blind = own["seed"].isin(rows.loc[rows["doubt"].str.contains(BLIND), "seed"])
         ways.append(
             {
                 "defense": defense,
                 "strength": strength,
                 "attack": str(attack).removesuffix(NAIVE),
                 "adaptive": not str(attack).endswith(NAIVE),
-                **_leakage(here),
+                **_leakage(own, _hits(own, guesses) & ~blind),
+                "verdict": ", ".join(dict.fromkeys(rows["verdict"])),
+                "doubts": gathered(rows["doubt"]),
                 "victims": int(rows["victims"].sum()),
                 "victims_of": int(rows["victims_of"].sum()),
                 **_cost(rows),
@@ -50,12 +53,20 @@ def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
         .to_numpy()
         for name, way in (("naive", False), ("adaptive", True))
     }
-    return chosen.assign(**by_way).drop(columns="adaptive").reset_index(drop=True)
+    # Either way's trouble is the cell's: the way that failed may have been the stronger.
+    doubts = both.groupby(KEYS, sort=False)["doubts"].agg(gathered).reindex(index).to_numpy()
+    return chosen.assign(**by_way, doubts=doubts).drop(columns="adaptive").reset_index(drop=True)
 
 
-def _leakage(pictures: pd.DataFrame) -> dict[str, Any]:
+def _hits(own: pd.DataFrame, guesses: pd.DataFrame) -> pd.Series:
+    """Which rows are recovered, by the rule of LEAKS."""
+    keys = [name for name in PICTURE if name in own]
+    return recovered(beside_baseline(own, guesses, keys)).set_axis(own.index)
+
+
+def _leakage(pictures: pd.DataFrame, hits: pd.Series) -> dict[str, Any]:
     """Means over pictures and seeds, each picture the mean of its trials; the interval resamples
-    victims. A picture is recovered, and is the worst case, in any trial."""
+    victims. A picture is recovered (``hits``), and is the worst case, in any trial."""
     averaged = (*METRICS, "identified")
     nothing = {"pictures": 0, **dict.fromkeys(averaged)}
     if pictures.empty:
@@ -75,7 +86,7 @@ def _leakage(pictures: pd.DataFrame) -> dict[str, Any]:
         "psnr_low": low,
         "psnr_high": high,
         "psnr_worst": float(best.max()),
-        "recovered": float((best >= RECOVERED_DB).mean()),
+        "recovered": float(hits.groupby(picture_numbers(rows)).any().mean()),
         "labels": float(by_picture(right, "right")["value"].mean()),
         "attack_seconds": float(jobs.sum()),
     }
@@ -110,21 +121,28 @@ def _cost(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def by_cell(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """One entry per defense and strength: the strongest attack's leakage, the accuracy, and whether
-    no other cell beats it in both."""
+    """One entry per defense and strength: the strongest attack's leakage, the accuracy, what is in
+    doubt of any attack, and whether no other cell beats it in both."""
     rank = table.assign(ssim=table["ssim"].astype(float).fillna(-np.inf))
     strongest = table.loc[rank.groupby(CELL, sort=False)["ssim"].idxmax()]
     leakage = [metric.name for metric in shown_in("headlines")]
     columns = [*CELL, "attack", *leakage, "recovered", "accuracy", "upload_bytes"]
+    doubts = table.groupby(CELL, sort=False)["doubts"].agg(gathered)
     cells: list[dict[str, Any]] = [
         {str(k): v for k, v in row.items()} for row in strongest[columns].to_dict("records")
     ]
+    for cell in cells:
+        known = {name: cell[name] for name in (*leakage, "accuracy")}
+        cell |= {name: None if pd.isna(v) else float(v) for name, v in known.items()}
+        cell["doubts"] = str(doubts[cell["defense"], cell["strength"]])
+        cell["front"] = False
+    # A number in doubt neither beats others nor stands for what cannot be beaten.
+    sound = [cell for cell in cells if not cell["doubts"] and cell["ssim"] is not None]
     front = pareto(
-        np.array([c["accuracy"] for c in cells], dtype=float),
-        np.array([c["ssim"] for c in cells], dtype=float),
+        np.array([c["accuracy"] for c in sound], dtype=float),
+        np.array([c["ssim"] for c in sound], dtype=float),
     )
-    for cell, best in zip(cells, front.tolist(), strict=True):
-        cell["accuracy"] = None if pd.isna(cell["accuracy"]) else float(cell["accuracy"])
+    for cell, best in zip(sound, front.tolist(), strict=True):
         cell["front"] = best
     return cells
 
@@ -139,8 +157,8 @@ def pareto(accuracy: np.ndarray, leakage: np.ndarray) -> np.ndarray:
 
 
 def as_markdown(table: pd.DataFrame) -> str:
-    """Defenses down, attacks across: PSNR of the stronger way with its interval, naive in brackets;
-    then what the defense costs."""
+    """Defenses down, attacks across: PSNR of the stronger way with its interval, naive in brackets,
+    and marks where it is in doubt; then what the defense costs."""
     attacks = list(dict.fromkeys(table["attack"]))
     head = ["defense", "strength", *[f"{a}, dB" for a in attacks]]
     head += ["recovered", "accuracy", "KB a client", "epsilon"]
@@ -158,17 +176,18 @@ def as_markdown(table: pd.DataFrame) -> str:
 
 
 def _leaked(row: pd.Series) -> str:
+    marks = f" {marks_of(row['doubts'])}" if row["doubts"] else ""
     if pd.isna(row["psnr"]):
-        return "declined"
+        return f"no result{marks}" if row["doubts"] else "declined"
     interval = f" [{row['psnr_low']:.1f}, {row['psnr_high']:.1f}]"
     if row["psnr_low"] == row["psnr_high"]:
         interval = ""
     if row["victims"] < row["victims_of"]:
         interval += f", {row['victims']} of {row['victims_of']} victims"
     if pd.isna(row["psnr_naive"]):
-        return f"{row['psnr']:.1f}{interval}"
+        return f"{row['psnr']:.1f}{interval}{marks}"
     adaptive = "–" if pd.isna(row["psnr_adaptive"]) else f"{row['psnr_adaptive']:.1f}"
-    return f"{adaptive} ({row['psnr_naive']:.1f}){interval}"
+    return f"{adaptive} ({row['psnr_naive']:.1f}){interval}{marks}"
 
 
 def _accuracy(row: pd.Series) -> str:

@@ -1,5 +1,7 @@
 """Granted truth: what a threat model grants of the truth, read by the testbed, never by an attack.
 
+Whoever asks for it, grants or not, asks about observations of the run at hand and of no other.
+
 True labels and the batch's own BatchNorm statistics are knowledge like any other: handed over in
 the View where the threat section grants them, and named in the report.
 """
@@ -12,24 +14,37 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedsim.campaign.jobs import Job
+from fedsim.campaign.jobs import AnyJob, Job, LessonJob, observed_by
 from fedsim.core.knowledge import Secrets, Statistics, granted_by
 from fedsim.core.models import batchnorm_names
-from fedsim.core.observation import Observation, read_observation, recorded_checksum
+from fedsim.core.observation import (
+    Observation,
+    read_observation,
+    recorded_checksum,
+    refuse_foreign,
+)
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Truth, Vault
 from fedsim.defenses.applied import announced
 
 
-def secrets_of(spec: Spec, run: Run) -> Callable[[Job], Secrets]:
-    """A lookup, job by job, of what the threat model grants of the truth."""
-    return partial(_secrets, spec, Vault(run.vault))
+def secrets_of(spec: Spec, run: Run) -> Callable[[AnyJob], Secrets]:
+    """A lookup, job by job, of what the threat model grants of the truth; a lesson is given without
+    any. It raises for a job that would read an observation of another run."""
+    return partial(_secrets, spec, run.classes, Vault(run.vault))
 
 
-def _secrets(spec: Spec, vault: Vault, job: Job) -> Secrets:
+def refuse_other_runs(job: AnyJob, spec: Spec, classes: int | None) -> None:
+    """Raise where a job would read an observation that is not of the run of ``spec``."""
+    for path in observed_by(job, granted_by(spec.threat)):
+        refuse_foreign(path, spec, classes)
+
+
+def _secrets(spec: Spec, classes: int | None, vault: Vault, job: AnyJob) -> Secrets:
+    refuse_other_runs(job, spec, classes)
     granted = granted_by(spec.threat)
-    if not granted & {"oracle_labels", "batch_statistics"}:
+    if isinstance(job, LessonJob) or not granted & {"oracle_labels", "batch_statistics"}:
         return Secrets()
     truth = vault.read(job.round, job.client, recorded_checksum(job.observation))
     return Secrets(

@@ -6,6 +6,8 @@ What a job is, where its result goes, what it is handed, and how it is done here
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsim.attacks import create_attack
+from fedsim.attacks import code_of, create_attack
 from fedsim.attacks.generators import load_generator
 from fedsim.core.attack import (
     Learner,
@@ -26,7 +28,7 @@ from fedsim.core.attack import (
     reads_traffic,
 )
 from fedsim.core.device import resolve_device
-from fedsim.core.errors import AttackError, NotGranted
+from fedsim.core.errors import AttackError, NotGranted, RunError
 from fedsim.core.knowledge import (
     Announced,
     Assets,
@@ -37,7 +39,8 @@ from fedsim.core.knowledge import (
     granted_by,
 )
 from fedsim.core.notebook import Notebook
-from fedsim.core.observation import Observation, is_finite, read_observation
+from fedsim.core.observation import Observation, is_finite, read_observation, recorded_checksum
+from fedsim.core.plain import plain_lesson, plain_progress, plain_result
 from fedsim.core.prior_networks import load_prior
 from fedsim.core.run import (
     address_of,
@@ -96,6 +99,11 @@ class Job:
     def seed(self, seed: int) -> int:
         return seed_from(f"{seed} {self.label} {self.round} {self.client} {self.trial}")
 
+    def digest(self, seed: int) -> str:
+        """A hash of what its result depends on beside the observation; the result names it."""
+        attack = [self.label, self.attack.name, self.attack.params, self.trial, self.seed(seed)]
+        return hashlib.sha256(json.dumps(attack, sort_keys=True).encode()).hexdigest()[:32]
+
 
 @dataclass(frozen=True)
 class LessonJob:
@@ -146,6 +154,16 @@ class Handout:
         this one."""
         surrogate = self.surrogate if "surrogate" in self.granted else None
         return replace(self, seed=0, surrogate=surrogate)
+
+
+def observed_by(job: AnyJob, granted: frozenset[str]) -> list[Path]:
+    """The observations that a job may open: its own, or all up to its round."""
+    attack = create_attack(job.attack.name, **job.attack.params)
+    if isinstance(job, Job) and not reads_traffic(attack, granted):
+        return [job.observation]
+    return [
+        path for path in list_observations(job.observations) if address_of(path)[0] <= job.round
+    ]
 
 
 def traffic_of(
@@ -207,20 +225,22 @@ def _announced(observation: Observation, granted: frozenset[str]) -> Announced:
 def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) -> Lesson:
     """Give one lesson here and now."""
     attack = create_attack(job.attack.name, **job.attack.params)
-    assert isinstance(attack, Learner)
     if not reads_traffic(attack, handout.granted):
         raise NotGranted(f"{job.name} needs the traffic, which the threat model does not grant.")
     seed, ledger = job.seed(handout.seed), list[str]()
     traffic = traffic_of(job.observations, handout, job.round, seed, ledger)
     began = time.perf_counter()
     with sealed():
-        lesson = attack.learn(
-            traffic,
-            job.lesson,
-            job.memory,
-            seed=seed,
-            device=resolve_device(handout.device),
-            progress=progress,
+        assert isinstance(attack, Learner)
+        lesson = plain_lesson(
+            attack.learn(
+                traffic,
+                job.lesson,
+                job.memory,
+                seed=seed,
+                device=resolve_device(handout.device),
+                progress=plain_progress(progress),
+            )
         )
     lesson.seconds = time.perf_counter() - began
     lesson.ledger = ["traffic", *[name for name in ledger if name != "traffic"]]
@@ -230,7 +250,8 @@ def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) ->
 def perform(
     job: Job, handout: Handout, secrets: Secrets, progress: Progress = no_progress
 ) -> Reconstruction:
-    """Run one job here and now."""
+    """Run one job here and now. What comes back is the testbed's own, and none of its author's code
+    runs after the seal is off."""
     observation = read_observation(job.observation)
     desk = Desk(job.seed(handout.seed), [], Notebook(job.notebook), job.memory)
     folder, blank = job.observations, handout.blank()
@@ -238,10 +259,13 @@ def perform(
     view = _view(observation, handout, desk, secrets, traffic)
     attack = create_attack(job.attack.name, **job.attack.params)
     began = time.perf_counter()
+    device = resolve_device(handout.device)
     with sealed():
-        result = attack.reconstruct(view, device=resolve_device(handout.device), progress=progress)
+        told = plain_progress(progress)
+        result = plain_result(attack.reconstruct(view, device=device, progress=told))
     result.seconds = time.perf_counter() - began
-    result.ledger, result.observation = view.ledger, observation.checksum
+    result.ledger, result.observation = list(desk.ledger), observation.checksum
+    result.made_by, result.code = job.digest(handout.seed), code_of(job.attack.name)
     _check(result, observation)
     return result
 
@@ -253,6 +277,8 @@ def _check(result: Reconstruction, observation: Observation) -> None:
         raise AttackError(
             f"the attack returned images of shape {shape}, not (B, 3, {side}, {side})"
         )
+    if not len(result.images):
+        raise AttackError("the attack returned no picture.")
     if not bool(torch.isfinite(result.images).all()):
         raise AttackError("the attack returned pixels that are not finite.")
     refuse_surplus(result, observation.pictures)
@@ -270,6 +296,26 @@ def refuse_surplus(result: Reconstruction, most: int) -> None:
             raise AttackError(
                 f"the attack returned {count} {what}, and at most {most} stand behind the update."
             )
+
+
+def refuse_other_result(result: Reconstruction, job: Job, seed: int) -> None:
+    """Raise where a result is not that of the job it lies under, in a run of this ``seed``: made
+    from another update, by another attack, or in another trial.
+
+    A result that names neither was written by a version that named nothing, and is taken as it is.
+    """
+    if not result.observation and not result.made_by:
+        return
+    observed = recorded_checksum(job.observation)
+    if not result.observation or (observed and result.observation != observed):
+        why = "it was made from another update than the one observed"
+    elif not result.made_by:
+        why = "it does not say which attack made it"
+    elif result.made_by != job.digest(seed):
+        why = "it was made by another attack, with other parameters or in another trial"
+    else:
+        return
+    raise RunError(f"{why}; go on with `fedsim audit --resume` and it is made again.")
 
 
 def work(

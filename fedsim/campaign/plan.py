@@ -14,7 +14,7 @@ from fedsim.attacks.generators import generator_metadata, load_generator, takes_
 from fedsim.campaign.jobs import Job, LessonJob
 from fedsim.campaign.surrogate import check_surrogate, find_surrogate, same_data
 from fedsim.clients import check_shards, images_of
-from fedsim.core.attack import BASELINE, Learner, needs_of, reads_traffic
+from fedsim.core.attack import BASELINE, lessons_needed, needs_of, reads_traffic, traits_of
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import NotGranted, SpecError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by, refuse_unplayed
@@ -159,10 +159,11 @@ def after_lessons(job: Job, learned: Path, rounds: int) -> Job:
     """The job; if its attack learns, with its memory in the folder ``learned`` and the last lesson
     it needs where ``rounds`` are observed."""
     attack = create_attack(job.attack.name, **job.attack.params)
-    if not isinstance(attack, Learner):
+    learner = traits_of(attack).learner
+    if learner is None:
         return job
-    memory = learned / attack.learner
-    number = max(1, attack.lessons_before(rounds))
+    memory = learned / learner
+    number = max(1, lessons_needed(attack, rounds))
     return replace(job, memory=memory, requires=lesson_path(memory, number))
 
 
@@ -170,9 +171,9 @@ def learners(spec: Spec) -> dict[str, tuple[str, Component]]:
     """The memories that this spec's attacks need, each with the attack that fills it."""
     by_memory: dict[str, tuple[str, Component]] = {}
     for label, component in labelled_attacks(spec):
-        attack = create_attack(component.name, **component.params)
-        if isinstance(attack, Learner):
-            by_memory.setdefault(attack.learner, (label, component))
+        learner = traits_of(create_attack(component.name, **component.params)).learner
+        if learner is not None:
+            by_memory.setdefault(learner, (label, component))
     return by_memory
 
 
@@ -182,9 +183,9 @@ def memories(run: Run, spec: Spec) -> dict[str, Path]:
         return {}
     folders = {}
     for label, component in labelled_attacks(spec):
-        attack = create_attack(component.name, **component.params)
-        if isinstance(attack, Learner):
-            folders[label] = run.learned / attack.learner
+        learner = traits_of(create_attack(component.name, **component.params)).learner
+        if learner is not None:
+            folders[label] = run.learned / learner
     return folders
 
 
@@ -247,7 +248,7 @@ def _check_generator(spec: Spec, classes: int) -> None:
     source = spec.threat.generator
     if source is None:
         attacks = [create_attack(c.name, **c.params) for _, c in labelled_attacks(spec)]
-        if any("generator" in attack.needs for attack in attacks):
+        if any("generator" in needs_of(attack) for attack in attacks):
             raise SpecError(
                 "an attack needs a trained generator; say where it is: "
                 "threat.generator.checkpoint=FILE."
@@ -273,8 +274,8 @@ def _check_attack(component: Component, spec: Spec) -> None:
     attack = create_attack(component.name, **component.params)
     with sealed():
         attack.check_spec(spec)
-    if isinstance(attack, Learner):
-        attack.lessons_before(len(observed_rounds(spec)))
+    if traits_of(attack).learner is not None:
+        lessons_needed(attack, len(observed_rounds(spec)))
         if spec.cohort_size * spec.train.rounds < 2:
             raise SpecError(
                 f"the attack '{component.name}' learns across observations and would see one; "

@@ -42,7 +42,8 @@ from fedsim.core.errors import AttackError, FedsimError, RunError
 from fedsim.core.files import write_json
 from fedsim.core.keyring import VARIABLE
 from fedsim.core.knowledge import Secrets
-from fedsim.core.seal import seal_process
+from fedsim.core.plain import plain_text
+from fedsim.core.seal import seal_process, sealed
 from fedsim.core.spec import Spec
 
 
@@ -54,7 +55,7 @@ class Watcher(Protocol):
     def finished(self, job: AnyJob, failure: str | None) -> None: ...
 
 
-Lookup = Callable[[Job], Secrets]
+Lookup = Callable[[AnyJob], Secrets]
 Tell = Callable[..., None]  # kind, message, where: as a run notes its events
 
 
@@ -139,10 +140,6 @@ class Pool(ABC):
             job = self.held.pop(0)
             self._fail(job, "fault", f"what it waits for never came: {job.requires}")
 
-    def _secrets(self, job: AnyJob) -> Secrets:
-        """What the threat model grants of the truth; a lesson is given without any."""
-        return self.secrets(job) if isinstance(job, Job) else Secrets()
-
     def _settle(self, job: AnyJob, attempt: Callable[[], Reconstruction | Lesson]) -> None:
         """Try a job until it is done or has failed for good."""
         kind, reason = "crashed", ""
@@ -151,7 +148,7 @@ class Pool(ABC):
                 attempt().save(job.result)
                 job.failure.unlink(missing_ok=True)
             except FedsimError as error:  # the attack's last word: no retry would help
-                kind, reason = _kind(error), str(error)
+                kind, reason = _kind(error), _worded(error)
                 break
             except _LostError:  # the worker's fate, not yet the job's
                 raise
@@ -176,9 +173,18 @@ def _kind(error: FedsimError) -> str:
     return "declined" if isinstance(error, AttackError) else "fault"
 
 
+def _worded(error: Exception) -> str:
+    """What an error says. An attack may raise one of a class of its own, whose words are its
+    author's code: it is asked under the seal."""
+    with sealed():
+        return plain_text(str(error))
+
+
 def _crash(error: Exception) -> str:
     cause = getattr(error, "cause", None) or error
-    first = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+    if isinstance(cause, _CrashError):
+        return str(cause)
+    first = (_worded(cause).strip() or type(cause).__name__).splitlines()[0]
     return f"{type(cause).__name__}: {first}"
 
 
@@ -201,7 +207,7 @@ class InlinePool(Pool):
                 self.watcher.progressed(job, done, total, loss)
 
             def attempt(job: AnyJob = job, report: Progress = report) -> Reconstruction | Lesson:
-                secrets = self._secrets(job)
+                secrets = self.secrets(job)
                 return guarded(
                     lambda progress: work(job, self.handout, secrets, progress), self.limits, report
                 )
@@ -245,7 +251,9 @@ class AttackWorker:
                 return Returned(work(job, handout, secrets, self._report), {})
             except FedsimError as error:
                 # Ray wraps what an actor raises; ours must arrive as what they are.
-                raise _VerdictError(type(error).__name__, str(error)) from None
+                raise _VerdictError(type(error).__name__, _worded(error)) from None
+            except Exception as error:  # no class of an attack's own leaves its process
+                raise _CrashError(_crash(error)) from None
 
     def status(self) -> Sign:
         return self.state
@@ -284,6 +292,10 @@ class Home:
 
 class _VerdictError(Exception):
     """A FedsimError on its way through Ray."""
+
+
+class _CrashError(Exception):
+    """What an attack that crashed said, on its way through Ray."""
 
 
 class _LostError(Exception):
@@ -436,7 +448,7 @@ class RayPool(Pool):
     def _remote(self, actor: Any, home: Home, job: AnyJob) -> Reconstruction | Lesson:
         try:
             sent = self._sent(actor, job) if self.elsewhere else None
-            future = actor.work.remote(job, self.shared, self._secrets(job), sent)
+            future = actor.work.remote(job, self.shared, self.secrets(job), sent)
             self._await(actor, future, job)
             returned: Returned = ray.get(future)
         except ray.exceptions.RayTaskError as error:

@@ -19,12 +19,11 @@ from typing import Any
 
 import ray
 
-from fedsim.attacks import create_attack
-from fedsim.campaign.jobs import AnyJob, Handout, Job, LessonJob, work
-from fedsim.core.attack import Lesson, Progress, Reconstruction, reads_traffic
+from fedsim.campaign.jobs import AnyJob, Handout, Job, LessonJob, observed_by, work
+from fedsim.core.attack import Lesson, Progress, Reconstruction
 from fedsim.core.files import write_atomically
 from fedsim.core.knowledge import Secrets
-from fedsim.core.run import address_of, list_observations, paths, weights_path
+from fedsim.core.run import address_of, paths, weights_path
 from fedsim.core.spec import ThreatSpec
 
 _OBSERVATIONS, _MEMORY, _RESULTS, _THREAT = "observations", "memory", "results", "threat"
@@ -43,7 +42,7 @@ class Returned:
 def reads(job: AnyJob, handout: Handout) -> dict[str, Path]:
     """The files a job reads, by their names in a parcel."""
     files: dict[str, Path] = {}
-    observed = _observed(job, handout)
+    observed = observed_by(job, handout.granted)
     for path in observed:
         for file in (path, path.with_suffix(".safetensors")):
             files[f"{_OBSERVATIONS}/{file.relative_to(job.observations)}"] = file
@@ -137,16 +136,6 @@ def keep(returned: Returned, job: AnyJob) -> Reconstruction | Lesson:
         for name in returned.gone:
             _inside(job.memory, name).unlink(missing_ok=True)
     return returned.result
-
-
-def _observed(job: AnyJob, handout: Handout) -> list[Path]:
-    """The observations that a job may open: its own, or all up to its round."""
-    attack = create_attack(job.attack.name, **job.attack.params)
-    if isinstance(job, Job) and not reads_traffic(attack, handout.granted):
-        return [job.observation]
-    return [
-        path for path in list_observations(job.observations) if address_of(path)[0] <= job.round
-    ]
 
 
 def _checkpoints(threat: ThreatSpec) -> dict[str, str]:

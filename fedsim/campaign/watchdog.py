@@ -19,6 +19,7 @@ import torch
 
 from fedsim.campaign.pulse import HungError, Limits, Pulse
 from fedsim.core.attack import Progress
+from fedsim.core.errors import AttackError
 
 Result = TypeVar("Result")
 
@@ -48,6 +49,8 @@ def guarded(
         try:
             torch.set_num_threads(cpu_threads)  # a count of each thread's own
             outcome.set_result(work(report))
+        except (SystemExit, GeneratorExit) as error:  # of a thread: it ends nothing else
+            outcome.set_exception(AttackError(f"the attack raised {type(error).__name__}."))
         except BaseException as error:
             outcome.set_exception(error)
 

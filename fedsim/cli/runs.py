@@ -118,13 +118,17 @@ def bench(
     shown = Table("defense", "strength", "strongest attack", *titles, "accuracy", "")
     for row in cells:
         accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.0f} %"
-        mark = styled(("front" if row["front"] else "", "green"))
-        leakage = [f"{row[metric.name]:.{metric.headline_digits}f}" for metric in metrics]
+        mark = styled(("front" if row["front"] else "", "green"), (row["doubts"], "magenta"))
+        leakage = [_shown(row[metric.name], metric.headline_digits) for metric in metrics]
         about = row["defense"], row["strength"], row["attack"]
         shown.add_row(*about, *leakage, accuracy, mark)
     out.print(shown)
     for name in ("table.md", "frontier.png", "report.html"):
         out.print(f"{name}: {output / name}", soft_wrap=True)
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 @app.command()

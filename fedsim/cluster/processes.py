@@ -76,6 +76,9 @@ def end(child: Child, seconds: float = 15) -> None:
         if one.lives:  # otherwise its id may be another's by now
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
+    for _ in tries(seconds):  # a process that was killed takes a moment to be gone
+        if not any(one.lives for one in family):
+            break
 
 
 def signal_group(pid: int, number: int) -> None:

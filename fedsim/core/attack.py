@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -15,6 +15,7 @@ from torch import Tensor
 from fedsim.core.errors import DamagedError, RunError
 from fedsim.core.files import read_tensors, save_tensors, write_json
 from fedsim.core.knowledge import Traffic, View
+from fedsim.core.seal import sealed
 from fedsim.core.spec import BASELINE as BASELINE
 from fedsim.core.spec import Spec
 
@@ -47,6 +48,8 @@ class Reconstruction:
     seconds: float = 0.0
     film: dict[int, Tensor] = field(default_factory=dict)
     observation: str = ""  # the checksum of what it was made from
+    made_by: str = ""  # a hash of the job that made it: attack, parameters, trial and seed
+    code: str = ""  # a hash of the attack's source, where its author is not us
 
     def save(self, path: Path) -> None:
         tensors = {"images": self.images.detach().cpu().float().contiguous()}
@@ -61,6 +64,8 @@ class Reconstruction:
             "ledger": self.ledger,
             "seconds": self.seconds,
             "observation": self.observation,
+            "made_by": self.made_by,
+            "code": self.code,
         }
         save_tensors(path, tensors, {"about": json.dumps(about)})
 
@@ -104,6 +109,8 @@ class _About(BaseModel):
     ledger: list[str]
     seconds: float
     observation: str = ""
+    made_by: str = ""
+    code: str = ""
 
 
 @runtime_checkable
@@ -183,12 +190,40 @@ class Learner(Attack, Protocol):
     ) -> Lesson: ...
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What an attack says of itself, in plain words."""
+
+    needs: frozenset[str]
+    uses: frozenset[str]
+    learner: str | None  # the name of its memory, if it learns
+
+
+def traits_of(attack: Attack) -> Traits:
+    """Asked under the vault's seal: what answers may be a property, and its author's code."""
+    with sealed():
+        learner = attack.learner if isinstance(attack, Learner) else None
+        return Traits(_words(attack.needs), _words(attack.uses), learner and str.__str__(learner))
+
+
+def _words(said: Iterable[str]) -> frozenset[str]:
+    return frozenset(str.__str__(word) for word in said)
+
+
+def lessons_needed(attack: Attack, rounds: int) -> int:
+    """How many lessons a learner wants before it attacks, where ``rounds`` are observed; none for
+    an attack that does not learn. Asked under the seal as well."""
+    with sealed():
+        return int(attack.lessons_before(rounds)) if isinstance(attack, Learner) else 0
+
+
 def needs_of(attack: Attack) -> frozenset[str]:
     """What an attack cannot do without; for a learner, the traffic as well."""
-    return attack.needs | ({"traffic"} if isinstance(attack, Learner) else frozenset())
+    traits = traits_of(attack)
+    return traits.needs | ({"traffic"} if traits.learner is not None else frozenset())
 
 
 def reads_traffic(attack: Attack, granted: frozenset[str]) -> bool:
     """Whether it reads observations other than the one it attacks: this alone decides what is kept
     of the rounds between, and what travels to its worker."""
-    return "traffic" in granted & (needs_of(attack) | attack.uses)
+    return "traffic" in granted & (needs_of(attack) | traits_of(attack).uses)

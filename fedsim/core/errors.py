@@ -44,6 +44,10 @@ class NotGranted(FedsimError):  # noqa: N818 - a word of the design
     """An attack read something its threat model does not grant."""
 
 
+class ForeignObservationError(ObservationError):
+    """An observation lies in a run of another experiment."""
+
+
 class ReplyError(FedsimError):
     """A client's reply is not what the protocol asks for: it is left out, and the round goes on."""
 
@@ -70,6 +74,10 @@ class DamagedError(FedsimError):
 
 class MisplacedError(DamagedError):
     """A file does not open where it lies: it is damaged, or another's."""
+
+
+class InClearError(DamagedError):
+    """A file lies in clear where everything is encrypted: whoever put it there had no key."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ name and is bound to its place in the vault, so that one put in the place of ano
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import secrets
 from collections.abc import Sequence
@@ -18,7 +19,13 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fedsim.core.errors import DamagedError, MisplacedError, MissingKeyError, VaultError
+from fedsim.core.errors import (
+    DamagedError,
+    InClearError,
+    MisplacedError,
+    MissingKeyError,
+    VaultError,
+)
 from fedsim.core.files import write_atomically
 from fedsim.core.run import vault_key_path
 from fedsim.core.seal import refuse_attacks
@@ -62,6 +69,12 @@ class Key:
             words = f"'{place}' is damaged, or was put in the place of another."
             raise MisplacedError(words) from error
 
+    def sign(self, content: bytes, place: str) -> str:
+        """A hash of what lies at this place in clear, which nobody without the key can make."""
+        refuse_attacks()
+        own = hashlib.sha256(b"what a vault's key signs by: " + self.secret).digest()
+        return hmac.new(own, place.encode() + b"\0" + content, hashlib.sha256).hexdigest()
+
 
 def key_name(content: bytes) -> str | None:
     """The name of the key that a file lies under; None for one that is not encrypted."""
@@ -81,23 +94,26 @@ class Keyring:
     def own(self) -> Key:
         """The key that the vault is written under; made when it is first asked for."""
         if self.key is None:
-            self.key = self.mend() or self._say(self._made())
+            self.key = self.mend() or self._say(self._first())
         return self.key
 
     def mend(self) -> Key | None:
         """The key that what lies in the vault was locked with, said again where the vault does not
         say it any more; None where nothing is."""
-        key = self._present()
+        key = self.present()
         return key if key is None or key.name == self._said() else self._say(key)
 
     def require(self) -> None:
         """Raise where what lies in the vault cannot be opened for want of its key."""
-        self._present()
+        self.present()
 
     def of(self, content: bytes) -> Key | None:
-        """The key that a file of the vault lies under; None for a file that is not encrypted."""
+        """The key that a file of the vault lies under; None for a file of a vault that has no key,
+        as older versions wrote them. In one that has, a file in clear is damage."""
         name = key_name(content)
         if name is None:
+            if self.key is not None or self._said() or self._names():
+                raise InClearError("it is not encrypted, and the vault is.")
             return None
         if key := self._found(name):
             return key
@@ -105,8 +121,9 @@ class Keyring:
             raise self._missing(name)
         raise DamagedError("it says that it lies under a key that nobody has.")
 
-    def _present(self) -> Key | None:
-        """The key that the vault says it has; where that is none, one that its files name."""
+    def present(self) -> Key | None:
+        """The key that the vault says it has; where that is none, one that its files name; None for
+        a vault without one."""
         if self.key is not None:
             return self.key
         said = self._said()
@@ -123,11 +140,26 @@ class Keyring:
     def _names(self) -> list[str]:
         """The names of the keys that the vault's files lie under."""
         names = dict[str, None]()
-        for path in sorted(self.vault.glob("round-*/*.safetensors")):
+        for path in self._files():
             with suppress(OSError), path.open("rb") as file:
                 if name := key_name(file.read(len(_MARK) + _NAME)):
                     names[name] = None
         return list(names)
+
+    def _files(self) -> list[Path]:
+        return sorted(self.vault.glob("round-*/*.safetensors"))
+
+    def _first(self) -> Key:
+        """A new key; what an older version left in clear is locked under it, once and for all."""
+        before = [] if self._said() else self._files()
+        key = self._made()
+        try:
+            for path in before:
+                place = path.relative_to(self.vault).as_posix()
+                write_atomically(path, key.lock(path.read_bytes(), place), 0o600)
+        except OSError as error:
+            raise VaultError(f"the vault cannot be written: {error.strerror}.") from error
+        return key
 
     def _made(self) -> Key:
         refuse_attacks()

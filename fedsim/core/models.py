@@ -45,6 +45,11 @@ def build_model(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int
             raise ModelError(
                 f"model.options has '{name}'; use model.checkpoint or model.pretrained for weights."
             )
+    for name in ("device", "dtype"):
+        if name in spec.options:
+            raise ModelError(
+                f"model.options has '{name}'; clients train in float32 where they are."
+            )
     options: dict[str, Any] = {"num_classes": num_classes, **spec.options}
     plain = bool(options.pop(PLAIN_FIRST_BLOCK, False))
     with torch.random.fork_rng(devices=[]):

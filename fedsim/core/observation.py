@@ -15,11 +15,12 @@ from typing import Annotated, Any, assert_never
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
-from fedsim.core.errors import DamagedError, ObservationError
+from fedsim.core.errors import DamagedError, ForeignObservationError, ObservationError
 from fedsim.core.files import checksum, read_json, read_tensors, save_tensors, write_json
 from fedsim.core.learning import Protocol, Update
 from fedsim.core.run import observation_name, observation_path, paths, weights_path
 from fedsim.core.spec import Component, ModelSpec, Positive, Spec, Upload
+from fedsim.core.text import brief
 
 FORMAT = 1
 _UPDATE, _BUFFER = "update/", "buffer/"
@@ -50,6 +51,18 @@ class Public:
             protocol=Protocol.of(spec.train, spec.data),
             defenses=[d.model_dump(mode="json") for d in spec.defenses],
         )
+
+
+def _told_alike(public: Public) -> dict[str, Any]:
+    """What is public, in the words by which two of them are compared: where a checkpoint lay and
+    what a defense is called in tables is no part of it."""
+    model = ModelSpec.model_validate(public.architecture)
+    defenses = [Component.model_validate(defense) for defense in public.defenses]
+    return {
+        **{name: getattr(public, name) for name in Public.__dataclass_fields__},
+        "architecture": {"name": model.name, "options": model.options},
+        "defenses": [{"name": defense.name, **defense.params} for defense in defenses],
+    }
 
 
 @dataclass(frozen=True)
@@ -195,6 +208,27 @@ def _read_public(path: Path) -> tuple[_About, Public, dict[str, Any]]:
     checked = {key: getattr(about, key) for key in Public.__dataclass_fields__}
     as_written = {key: raw[key] for key in ("architecture", "defenses")}
     return about, Public(**{**checked, **as_written}), raw
+
+
+def refuse_foreign(path: Path, spec: Spec, classes: int | None = None) -> None:
+    """Raise where an observation announces another protocol than the ``spec`` of its run; the
+    number of ``classes`` is compared where it is known.
+
+    Whoever attacks or scores it believes what it announces. One that cannot be read, or is not
+    there, is left to whoever reads it; what an older version did not write is at its default.
+    """
+    try:
+        _, public, _ = _read_public(path)
+    except ObservationError:
+        return
+    found = _told_alike(public)
+    expected = _told_alike(Public.of(spec, classes or public.num_classes))
+    for name, value in expected.items():
+        if found[name] != value:
+            raise ForeignObservationError(
+                f"the observation '{path}' is not of this run: its {name} is "
+                f"{brief(found[name])}, not {brief(value)} as the run's spec says."
+            )
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -8,8 +8,11 @@ are imported and objects made under the vault's seal: both run their authors' co
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -37,13 +40,53 @@ def find(kind: str, table: Mapping[str, str], name: str) -> Any:
             f"or give an import path 'package.module:Class'."
         )
     module_name, _, attribute = path.partition(":")
+    with sealed():  # an error of an author's own is worded by its author, too
+        try:
+            module = _imported(module_name)
+            _SOURCES.note(module)
+            return getattr(module, attribute)
+        except Exception as error:  # an author's module may fail in any way
+            raise SpecError(
+                f"the {kind} '{name}' cannot be imported: {type(error).__name__}: {error}."
+            ) from error
+
+
+class _Sources:
+    """The hash of each module's source, as it was when the module was first asked for: a file that
+    is written anew later is not what runs."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[object, str]] = {}
+
+    def note(self, module: ModuleType) -> str:
+        imported = module.__spec__  # another one once it is imported again
+        known = self.known.get(module.__name__)
+        if known is None or known[0] is not imported:
+            known = self.known[module.__name__] = (imported, _hash_of(module))
+        return known[1]
+
+
+_SOURCES = _Sources()
+
+
+def _hash_of(module: ModuleType) -> str:
     try:
-        with sealed():
-            return getattr(_imported(module_name), attribute)
-    except Exception as error:  # an author's module may fail in any way
-        raise SpecError(
-            f"the {kind} '{name}' cannot be imported: {type(error).__name__}: {error}."
-        ) from error
+        return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+    except (AttributeError, OSError, ValueError):  # typed into a notebook, or compiled
+        return ""
+
+
+def code_digest(table: Mapping[str, str], name: str) -> str:
+    """A hash of the file behind an import path, and of the one that its class stands in; nothing
+    for an entry of ``table``, and where there is no file. What they import is not looked at."""
+    if is_registered(table, name):
+        return ""
+    found = find("class", table, name)
+    with sealed():
+        named = sys.modules.get(name.partition(":")[0])
+        written = sys.modules.get(str(getattr(found, "__module__", "")))
+        hashes = {_SOURCES.note(module) for module in (named, written) if module is not None}
+    return hashlib.sha256(" ".join(sorted(hashes)).encode()).hexdigest()[:32] if any(hashes) else ""
 
 
 def _imported(name: str) -> ModuleType:
@@ -76,11 +119,11 @@ def build(kind: str, table: Mapping[str, str], name: str, params: Mapping[str, A
                 f"the {kind} '{name}' has no parameter '{key}'"
                 f"{did_you_mean(key, allowed)}; it takes: {takes}."
             )
-    try:
-        with sealed():
+    with sealed():
+        try:
             return TypeAdapter(cls).validate_python(dict(params))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "its parameters"
-        got = brief(first.get("input"))
-        raise SpecError(f"the {kind} '{name}': {where}: {first['msg']} (got {got}).") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "its parameters"
+            got = brief(first.get("input"))
+            raise SpecError(f"the {kind} '{name}': {where}: {first['msg']} (got {got}).") from error

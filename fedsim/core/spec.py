@@ -309,7 +309,7 @@ def load_spec(source: str | Path | Mapping[str, Any], overrides: Iterable[str] =
     except RecursionError as error:
         raise SpecError(f"{where}: it is nested too deeply.") from error
     try:
-        spec.digest()  # what cannot be written down cannot be resumed
+        spec.to_yaml(), spec.digest()  # what cannot be written down cannot be resumed
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{where}: a value in it is none that YAML can hold.") from error
     return spec

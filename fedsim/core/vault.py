@@ -19,7 +19,13 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from fedsim.core.coin import WIDEST, coin_of
-from fedsim.core.errors import DamagedError, ForeignTruthError, MisplacedError, VaultError
+from fedsim.core.errors import (
+    DamagedError,
+    ForeignTruthError,
+    InClearError,
+    MisplacedError,
+    VaultError,
+)
 from fedsim.core.files import checksum, tensors_from_bytes, tensors_to_bytes, write_atomically
 from fedsim.core.keyring import Key, Keyring
 from fedsim.core.learning import Batch
@@ -106,6 +112,8 @@ class Vault:
             raise VaultError(self._damaged(path, error)) from error
         if not _fits(images, labels, about):
             raise VaultError(self._damaged(path, "its batches do not fit its images"))
+        if not _is_used_up(images, about):
+            raise VaultError(self._damaged(path, "it has images that no batch uses"))
         _refuse_foreign(path, about, round_, client)
         if update and about.update and update != about.update:
             raise ForeignTruthError(
@@ -157,7 +165,8 @@ class Vault:
             raise VaultError(f"the vault cannot be written: {error.strerror}.") from error
 
     def _content(self, path: Path) -> bytes:
-        """What a file holds, opened; one that is not encrypted, as older versions wrote them."""
+        """What a file holds, opened; in a vault without a key, as older versions wrote them, as it
+        is."""
         refuse_attacks()
         try:
             content = path.read_bytes()
@@ -177,6 +186,8 @@ class Vault:
         words = f"is damaged ({how if isinstance(how, str) else type(how).__name__})"
         if isinstance(how, MisplacedError):
             words = "is damaged, or was put in the place of another"
+        if isinstance(how, InClearError):
+            words = "lies in clear in a vault that is encrypted"
         return (
             f"the vault's '{path}' {words}; go on with `fedsim audit --resume` and its round is "
             f"done again."
@@ -224,6 +235,12 @@ def _fits(images: Tensor, labels: Tensor, about: _About) -> bool:
         and all(0 <= row < len(images) for row in rows)
         and 0 <= about.defense_seed < WIDEST
     )
+
+
+def _is_used_up(images: Tensor, about: _About) -> bool:
+    """Whether the client learned from every image, as `distinct` has it: one that it did not would
+    be scored, and no canary could tell."""
+    return {row for batch in about.batches for row in batch} == set(range(len(images)))
 
 
 def distinct(batches: list[tuple[list[int], Batch]]) -> tuple[Tensor, Tensor, list[list[int]]]:

@@ -32,6 +32,7 @@ from fedsim.defenses.applied import announced, declared, hiding
 REACH = 1e6
 UNKNOWN = 1_000_000  # examples of an epoch, or of a step, where the server cannot count them
 _COUNTED = 2**53  # the largest counter that an average of floats can hold
+_LOSS = 1e6  # the largest loss behind an upload: some strategies weigh clients by powers of it
 _LARGEST = float(np.finfo(np.float32).max)
 _FLOATS = ("float16", "float32", "float64")
 
@@ -64,8 +65,8 @@ class Admission:
             raise ReplyError(
                 f"it claims {update.num_examples} examples, and a client has 1 to {self.examples}"
             )
-        if not 0 <= update.loss <= _LARGEST:
-            raise ReplyError(f"its loss is {update.loss}")
+        if not 0 <= update.loss <= _LOSS:
+            raise ReplyError(f"its loss is {update.loss:.3g}, and at most {_LOSS:.0e} is taken")
         return Admitted(update, self.fault_of(update, masked=self.masked))
 
     def fault_of(self, update: Update, *, masked: bool = False) -> str | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flwr.serverapp.strategy as flower_strategies
 from flwr.app import Message
@@ -31,6 +33,7 @@ def create_strategy(spec: Spec) -> Strategy:
             f"train.strategy: Flower has no strategy '{name}'{did_you_mean(name, known)}; "
             f"known: {', '.join(known)}."
         )
+    _check_options(getattr(flower_strategies, name), spec.train.strategy_options)
     everyone = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
     try:
         strategy: Strategy = getattr(flower_strategies, name)(
@@ -39,6 +42,30 @@ def create_strategy(spec: Spec) -> Strategy:
     except (TypeError, ValueError) as error:
         raise SpecError(f"train.strategy_options do not fit {name}: {error}.") from error
     return strategy
+
+
+def _check_options(strategy: type[Strategy], options: Mapping[str, Any]) -> None:
+    """Refuse values of another kind than a strategy's own defaults: most of them look at theirs
+    only in the middle of a round."""
+    defaults = {n: p.default for n, p in inspect.signature(strategy).parameters.items()}
+    for name, value in options.items():
+        default, fits_ = defaults.get(name), True
+        if callable(default) or name.endswith("_fn"):
+            raise SpecError(f"train.strategy_options.{name} is a function: no spec can hold one.")
+        if isinstance(default, int | float) and default is not inspect.Parameter.empty:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            fits_ = isinstance(value, bool) if isinstance(default, bool) else number
+            fits_ = fits_ and math.isfinite(value)
+            if name.startswith("fraction_"):
+                fits_ = fits_ and 0 <= value <= 1
+            elif name.startswith("min_"):
+                fits_ = fits_ and isinstance(value, int) and value >= 0
+        elif isinstance(default, str):
+            fits_ = isinstance(value, str)
+        if not fits_:
+            raise SpecError(
+                f"train.strategy_options.{name} is {value!r:.60}; its default is {default!r}."
+            )
 
 
 def refuse_too_few(strategy: Strategy, nodes: int, round_: int) -> None:

@@ -16,6 +16,8 @@ from fedsim.core.learning import Update
 from fedsim.core.observation import read_update
 from fedsim.core.spec import Upload
 
+_Stamp = tuple[Path, int, int]
+
 
 def as_weights(sent: Mapping[str, Tensor], source: Update | Path, lr: float) -> ArrayRecord:
     """A client's new weights: what it was sent, moved by its update (in memory or on disk)."""
@@ -32,7 +34,7 @@ class _Change:
     Only the last update read stays in memory.
     """
 
-    _last: tuple[Path, Update] | None = None  # shared by all replies
+    _last: tuple[_Stamp, Update] | None = None  # shared by all replies
 
     def __init__(self, source: Update | Path, lr: float):
         self.source, self.lr = source, lr
@@ -54,10 +56,16 @@ class _Change:
     def _update(self) -> Update:
         if isinstance(self.source, Update):
             return self.source
-        last = _Change._last
-        if last is None or last[0] != self.source:
-            _Change._last = last = (self.source, read_update(self.source))
+        last, stamp = _Change._last, _stamp(self.source)
+        if last is None or last[0] != stamp:
+            _Change._last = last = (stamp, read_update(self.source))
         return last[1]
+
+
+def _stamp(path: Path) -> _Stamp:
+    """Which file is there now: another run in this process may have had its own under that name."""
+    about = path.stat()
+    return path, about.st_ino, about.st_mtime_ns
 
 
 class _LazyArray(Array):

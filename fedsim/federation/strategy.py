@@ -257,7 +257,10 @@ class AdversarialStrategy(Strategy):
 
     def _commit(self, reached: Checkpoint, events: list[Event]) -> None:
         round_ = reached.rows[-1]["round"]
-        for kind, client, message in events:
+        # By client: replies come in any order, and a run done again must tell the same.
+        for kind, client, message in sorted(
+            events, key=lambda e: -1 if e.client is None else e.client
+        ):
             whose = {} if client is None else {"client": client}
             self.run.note(kind, message, round=round_, **whose)
         write_checkpoint(self.run, reached)

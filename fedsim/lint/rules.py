@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from fedsim.attacks import create_attack
+from fedsim.core.attack import needs_of
 from fedsim.core.knowledge import THREATS, granted_by
 from fedsim.core.spec import Upload
 from fedsim.lint.facts import ACTS, Facts, NamedDefense
@@ -103,7 +104,7 @@ def _inversion(
     words = f" Rehearsed on {len(psnr)} made-up pictures: {_range(psnr)}." if psnr else ""
     if not psnr:
         words = f" Not rehearsed: {facts.rehearsal.declined}."
-    needs = create_attack(attack).needs
+    needs = needs_of(create_attack(attack))
     letter = next(t.letter for t in THREATS.values() if needs <= t.grants)
     lacking = sorted(needs - granted_by(facts.spec.threat))
     if lacking:

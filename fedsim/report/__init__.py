@@ -13,7 +13,7 @@ from fedsim.core.files import write_atomically
 from fedsim.core.metrics import shown_in
 from fedsim.core.run import Run
 from fedsim.core.text import encoded
-from fedsim.report import content, formats, learned, pictures, plots
+from fedsim.report import content, formats, headline, learned, pictures, plots
 
 HERE = Path(__file__).parent
 
@@ -25,9 +25,9 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
     clients' data: no original, reconstructions as coarse mosaics, no labels, no names of files.
     """
     summary, scores, rounds = run.summary, run.scores, content.rounds_of(run)
-    finding, baseline = content.strongest(summary), content.baseline_of(summary)
+    finding, baseline = headline.strongest(summary), headline.baseline_of(summary)
     attacks = content.ranked(summary["verdicts"])
-    traces, notes = content.traces_and_notes(jobs)
+    traces, notes = content.traces_and_notes(jobs, run.spec.seed)
     page = (
         environment()
         .get_template("template.html")

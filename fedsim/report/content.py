@@ -13,110 +13,23 @@ from typing import Any
 import pandas as pd
 
 from fedsim.campaign.jobs import Job
-from fedsim.core.attack import BASELINE
 from fedsim.core.errors import RunError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by
 from fedsim.core.metrics import METRICS
 from fedsim.core.run import Run
 from fedsim.core.spec import Component, Spec
-from fedsim.report.formats import count, decibel
+from fedsim.report.formats import count
+from fedsim.report.headline import strength
 from fedsim.scoring.scores import results_of
 from fedsim.scoring.statistics import count_pictures
-from fedsim.scoring.verdict import ABOVE_BASELINE_DB, RECOVERED_DB
 
-# What a reader must know first comes first. A mis-specified or incomplete attack outranks a failed
-# one: it is the reason not to believe the failure.
-RANK = ["LEAKS", "PARTIAL", "MIS-SPECIFIED", "INCOMPLETE", "NOT RECOVERED", "NO RESULT"]
 CURVES = ["round", "train_loss", "test_loss", "test_accuracy"]
 TROUBLES_SHOWN = 50
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The strongest thing the run found, and the attack that found it."""
-
-    verdict: str
-    sentence: str
-    detail: str
-    attack: str | None
-
-
-def strongest(summary: dict[str, Any]) -> Finding:
-    """The verdict that comes first; of equals, the attack with the closest picture."""
-    entries = [e for e in summary["verdicts"] if e["attack"] != baseline_of(summary)]
-    if not entries:
-        return Finding(
-            "NO RESULT",
-            "No conclusion: no attack was run.",
-            "The baseline never sees an update, so it says nothing about what one gives away.",
-            None,
-        )
-    entry = min(entries, key=_strength)
-    if entry["verdict"] == "NO RESULT":
-        return Finding(
-            "NO RESULT",
-            "No conclusion: no attack produced a result.",
-            "The reasons are below. This says nothing about whether the clients' pictures can be "
-            "recovered.",
-            None,
-        )
-    sentence, detail = _told(entry, summary["threat"])
-    return Finding(entry["verdict"], sentence, detail, entry["attack"])
-
-
-def baseline_of(summary: dict[str, Any]) -> str | None:
-    """What the baseline is called in a run; summaries of older versions do not tell."""
-    name: str | None = summary.get("baseline", BASELINE)
-    return name
-
-
-def _told(entry: dict[str, Any], threat: str) -> tuple[str, str]:
-    """A finding as a sentence, and the details that a reader must know."""
-    hit, of = entry["recovered"], entry["pictures"]
-    name, closest = entry["attack"], decibel(entry["metrics"]["psnr"]["worst_case"])
-    extent = f"{hit} of {of}" if hit < of else f"all {of}"
-    pictures = f"{extent} attacked pictures" if of > 1 else "the attacked picture"
-    return {
-        "LEAKS": (
-            f"The attacker reconstructed {pictures}.",
-            f"By {name}, with the knowledge of threat model {threat}: at {RECOVERED_DB:.0f} dB or "
-            f"more, and at least {ABOVE_BASELINE_DB:.0f} dB closer than a guess that never sees "
-            f"an update. The closest one: {closest}.",
-        ),
-        "PARTIAL": (
-            "The attacker learned more than a guess, but no clear picture came back.",
-            f"The closest reconstruction, by {name}: {closest}. A stronger attack or a larger "
-            f"budget may do better.",
-        ),
-        "NOT RECOVERED": (
-            "The attacks in this run did not recover a picture.",
-            f"This is a statement about these attacks at this budget, not about the clients' "
-            f"safety: a stronger attack may recover what these did not. The closest "
-            f"reconstruction, by {name}: {closest}.",
-        ),
-        "INCOMPLETE": (
-            "No conclusion: less was attacked than was asked for.",
-            f"By {name}, {entry.get('lacking')}. On the rest no clear picture came back, the "
-            f"closest one at {closest}; that says nothing about what is missing. The reasons are "
-            f"below.",
-        ),
-        "MIS-SPECIFIED": (
-            "No conclusion: the attacks did not simulate what the clients did.",
-            "The clients' true batches, replayed as the attacks simulate them, do not give the "
-            "updates observed. A low score below says nothing about safety.",
-        ),
-    }[entry["verdict"]]
-
-
-def _strength(entry: dict[str, Any]) -> tuple[int, float, float]:
-    psnr = entry.get("metrics", {}).get("psnr", {})
-    rank = RANK.index(entry["verdict"]) if entry["verdict"] in RANK else len(RANK)
-    return rank, -(psnr.get("worst_case") or 0.0), -(psnr.get("mean") or 0.0)
-
-
 def ranked(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The strongest first, the baseline last."""
-    return [_worded(entry) for entry in sorted(verdicts, key=_strength)]
+    return [_worded(entry) for entry in sorted(verdicts, key=strength)]
 
 
 def _worded(entry: dict[str, Any]) -> dict[str, Any]:
@@ -286,12 +199,14 @@ class Note:
     alike: bool  # whether other jobs noted it with other numbers
 
 
-def traces_and_notes(jobs: list[Job]) -> tuple[dict[str, list[Trace]], dict[str, list[Note]]]:
+def traces_and_notes(
+    jobs: list[Job], seed: int
+) -> tuple[dict[str, list[Trace]], dict[str, list[Note]]]:
     """What the finished jobs left beside their images, by attack."""
     traces: dict[str, list[Trace]] = {}
     by_attack: dict[str, dict[str, list[str]]] = {}
     finished: Counter[str] = Counter()
-    for job, result in results_of(jobs):
+    for job, result in results_of(jobs, seed):
         finished[job.label] += 1
         if len(result.trace) > 1:
             traces.setdefault(job.label, []).append(result.trace)

@@ -18,8 +18,8 @@ from fedsim.campaign.jobs import Job
 from fedsim.core.attack import Reconstruction
 from fedsim.core.files import write_atomically
 from fedsim.core.run import Run
-from fedsim.report.content import Finding
 from fedsim.report.formats import count, decibel, headline, label
+from fedsim.report.headline import Finding
 from fedsim.scoring.scores import load_pictures
 
 MOST_SHOWN, LEAST_SHOWN, BASELINE_SHOWN = 16, 8, 4  # rows of four

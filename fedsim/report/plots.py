@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from fedsim.core.metrics import METRICS
 from fedsim.report.content import Trace
-from fedsim.scoring.verdict import RECOVERED_DB
+from fedsim.scoring.recovery import RECOVERED_DB
 
 # Colours to draw in; in the SVG, the variables of style.css take their place.
 INK, MUTED, LINE, ACCENT, SECOND = "#010203", "#020304", "#030405", "#040506", "#050607"
@@ -31,6 +31,7 @@ VARIABLES = {
 
 PSNR = METRICS["psnr"]
 WIDTH = 400  # CSS pixels: readable when a phone shrinks it a little
+MOST_SHOWN = 1e100  # the largest loss that is drawn
 LINES_SHOWN = 40
 RASTER_ABOVE = 3000  # dots
 STYLE: Any = {
@@ -176,7 +177,9 @@ def trace(label: str, traces: list[Trace]) -> Markup:
     shown = traces[:: math.ceil(len(traces) / LINES_SHOWN)]
     values = []
     for line in shown:
+        # What no axis can span is left out, as what is not finite is.
         steps, losses = zip(*line, strict=True)
+        losses = tuple(loss if abs(loss) < MOST_SHOWN else math.nan for loss in losses)
         axes.plot(steps, losses, color=ACCENT, lw=1.1, alpha=max(0.25, 1 / len(shown) ** 0.5))
         values += [loss for loss in losses if math.isfinite(loss)]
     if values and min(values) > 0 and max(values) > 20 * min(values):

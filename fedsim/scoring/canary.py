@@ -2,12 +2,14 @@
 observed. Where it does not, the attack was mis-specified, and a low score means nothing.
 
 A canary is kept with a hash of all it was computed from, and the file of them with a hash of the
-whole: another observation, another truth or a number written by hand has it computed again.
+whole under the vault's key: another observation, another truth or a number written by whoever lacks
+the key has it computed again. Where the vault has no key, as in older versions, it always is.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +24,12 @@ from fedsim.core.device import resolve_device, threads
 from fedsim.core.errors import DamagedError, FedsimError, ForeignTruthError
 from fedsim.core.files import checksum, read_json, write_json
 from fedsim.core.learning import Update, local_update, recall
-from fedsim.core.observation import Observation, read_observation, recorded_checksum
+from fedsim.core.observation import (
+    Observation,
+    read_observation,
+    recorded_checksum,
+    refuse_foreign,
+)
 from fedsim.core.run import Run, observation_name, paths
 from fedsim.core.vault import Truth, Vault
 from fedsim.defenses.applied import announced, declared
@@ -30,7 +37,11 @@ from fedsim.defenses.applied import announced, declared
 # Replays differ by rounding alone: about 1e-6 on a CPU, more after many local steps.
 CANARY_TOLERANCE = 1e-4
 
-_WAY = "2"  # of computing a canary: those of another way are computed again
+# A tensor counts by its own norm, and by no less than this share of the whole update's: the
+# gradient of a key's bias in attention is zero but for rounding, which is no difference.
+SMALLEST = 1e-3
+
+_WAY = "3"  # of computing a canary: those of another way are computed again
 
 
 class Kept(BaseModel):
@@ -41,7 +52,7 @@ class Kept(BaseModel):
 
 
 class _Canaries(BaseModel):
-    """The file of them, and a hash of all."""
+    """The file of them, and a hash of all under the vault's key."""
 
     canaries: dict[str, Kept]
     hash: str
@@ -64,13 +75,14 @@ def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]
         except RuntimeError as error:  # torch: the announced model does not fit what was sent
             reason = str(error).splitlines()[0]
             run.note("canary_failed", f"{name}: {reason}", **where)
-    keep_canaries(run.canaries, known)
+    keep_canaries(run, known)
     return {name: kept.error for name, kept in known.items()}
 
 
 def _checked(run: Run, round_: int, client: int, before: Kept | None, device: torch.device) -> Kept:
     """A victim's canary: the one from before where it was computed from the same."""
     path = run.observations / f"{observation_name(round_, client)}.json"
+    refuse_foreign(path, run.spec, run.classes)
     vault = Vault(run.vault)
     truth = vault.read(round_, client, recorded_checksum(path))
     own = vault.read_state(round_, client)
@@ -90,14 +102,17 @@ def computed_from(path: Path, truth: Truth, own: Mapping[str, Tensor]) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in whole)).hexdigest()
 
 
-def keep_canaries(path: Path, canaries: Mapping[str, Kept]) -> None:
-    """Write canaries down, sealed."""
+def keep_canaries(run: Run, canaries: Mapping[str, Kept]) -> None:
+    """Write canaries down, signed."""
     content = {name: kept.model_dump() for name, kept in canaries.items()}
-    write_json(path, {"canaries": content, "hash": _hash(content)})
+    write_json(run.canaries, {"canaries": content, "hash": _signature(run, content) or ""})
 
 
-def _hash(content: Mapping[str, Mapping[str, object]]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _signature(run: Run, content: Mapping[str, Mapping[str, object]]) -> str | None:
+    """What only a holder of the vault's key can write; None where the vault has none."""
+    key = Vault(run.vault).keys.present()
+    text = json.dumps(content, sort_keys=True).encode()
+    return key.sign(text, paths.CANARIES) if key is not None else None
 
 
 def _known_canaries(run: Run) -> dict[str, Kept]:
@@ -107,7 +122,11 @@ def _known_canaries(run: Run) -> dict[str, Kept]:
         known = _Canaries.model_validate(read_json(run.canaries))
     except (FileNotFoundError, DamagedError, ValidationError):
         return {}
-    if _hash({name: kept.model_dump() for name, kept in known.canaries.items()}) != known.hash:
+    content = {name: kept.model_dump() for name, kept in known.canaries.items()}
+    signature = _signature(run, content)
+    if signature is None:
+        return {}
+    if not hmac.compare_digest(signature.encode(), known.hash.encode()):
         run.note("mended", f"{paths.CANARIES} was altered; its canaries are computed again")
         return {}
     return known.canaries
@@ -120,7 +139,7 @@ def canary(
     cohort: Sequence[int] = (),
     own: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> float:
-    """|replay - observed| / |observed|, over all of the update that attacks read.
+    """How far the replay is from what was observed, in whichever part of the update it is furthest.
 
     The replay uses what the protocol announced: its weights, model, normalisation, steps and
     declared defenses; of the client's secrets only the batch, the seed of those defenses and what
@@ -147,16 +166,22 @@ def canary(
 
 
 def relative_error(replay: Update, observed: Update) -> float:
-    """How far two updates are apart in anything that attacks read: the tensors as a whole and each
-    buffer relative to the second; 1 where kinds, names, shapes, counters or the number of examples
-    differ."""
+    """How far two updates are apart in anything that attacks read: the worst of the tensors and
+    buffers, each relative to the second; 1 where kinds, names, shapes, counters or the number of
+    examples differ.
+
+    Each for itself, because an attack may read one alone: a change that is nothing beside the whole
+    can be all of the gradient that it solves for. `SMALLEST` says for which tensors it is not.
+    """
     if (replay.kind, replay.num_examples) != (observed.kind, observed.num_examples):
         return 1.0
     pairs = _pairs(replay.tensors, observed.tensors)
     buffers = _pairs(replay.buffers, observed.buffers)
     if pairs is None or buffers is None:
         return 1.0
-    return float(np.max([_apart(pairs), *(_buffer_apart(*pair) for pair in buffers)]))
+    least = SMALLEST * _norm([tensor for _, tensor in pairs])
+    apart = [_apart(*pair, least) for pair in pairs]
+    return float(np.max([*apart, *(_buffer_apart(*pair) for pair in buffers), 0.0]))
 
 
 def _pairs(
@@ -171,12 +196,16 @@ def _pairs(
 def _buffer_apart(replay: Tensor, observed: Tensor) -> float:
     """As `_apart`; how many batches a layer has seen is a number that is right or wrong."""
     if observed.is_floating_point():
-        return _apart([(replay, observed)])
+        return _apart(replay, observed)
     return float(not torch.equal(replay, observed))
 
 
-def _apart(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
-    doubles = [(a.double(), b.double()) for a, b in pairs]
-    distance = sum(float((a - b).square().sum()) for a, b in doubles)
-    size = sum(float(b.square().sum()) for _, b in doubles)
-    return (distance / size) ** 0.5 if size > 0 else float(distance > 0)
+def _apart(replay: Tensor, observed: Tensor, least: float = 0.0) -> float:
+    distance = _norm([replay.double() - observed.double()])
+    size = max(_norm([observed]), least)
+    return distance / size if size > 0 else float(distance > 0)
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    """Of all of them together."""
+    return sum(float(tensor.double().square().sum()) for tensor in tensors) ** 0.5

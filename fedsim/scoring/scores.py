@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -13,17 +12,18 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from fedsim.campaign.jobs import Job, refuse_surplus
+from fedsim.campaign.jobs import Job, refuse_other_result, refuse_surplus
 from fedsim.clients.data import pixel_digest
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import read_json
-from fedsim.core.metrics import METRICS, Batch, Comparison, Metric, match_order
-from fedsim.core.observation import recorded_checksum, recorded_pictures
+from fedsim.core.metrics import METRICS, Batch, Comparison, Metric, match_order, psnr
+from fedsim.core.observation import recorded_checksum, recorded_pictures, refuse_foreign
 from fedsim.core.run import Run
 from fedsim.core.vault import Truth, Vault
 from fedsim.scoring.canary import check_canaries
 from fedsim.scoring.identification import Gallery, Wanted
+from fedsim.scoring.recovery import FLAT
 
 _FAILURE = TypeAdapter(dict[str, str])
 
@@ -34,6 +34,7 @@ def columns() -> list[str]:
         *("round", "client", "attack", "threat", "trial", "image"),
         *METRICS,
         *("label_true", "label_recovered", "identified", "seconds", "loss", "canary", "picture"),
+        FLAT,
     ]
 
 
@@ -45,7 +46,8 @@ class Pictures:
     truth: Tensor
     labels: Tensor
     guess: Tensor
-    result: Reconstruction
+    result: Reconstruction  # as much of it as is scored
+    left_out: str | None = None  # what is not
 
 
 def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.DataFrame:
@@ -61,25 +63,32 @@ def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.
     for _, jobs_on_victim in itertools.groupby(by_victim, key=lambda job: job.victim):
         yardstick: Yardstick | None = None
         for job in jobs_on_victim:
+            where = {"round": job.round, "client": job.client}
             try:
                 pictures = load_pictures(run, job)
             except FedsimError as error:  # damaged: costs this job, not the others
-                where = {"round": job.round, "client": job.client}
                 run.note("not_scored", f"{job.name} is not scored: {error}", **where)
                 continue
             if pictures is not None:
+                if pictures.left_out is not None:
+                    run.note("left_out", f"{job.name}: {pictures.left_out}", **where)
                 yardstick = yardstick or Yardstick.of(pictures.truth, gallery)
                 met = [numbers.setdefault(d, len(numbers)) for d in yardstick.digests]
                 rows[job] = _rows(pictures, yardstick, threat, canaries.get(job.victim), met)
     return pd.DataFrame([row for job in jobs for row in rows.get(job, [])], columns=columns())
 
 
-def results_of(jobs: Iterable[Job]) -> Iterator[tuple[Job, Reconstruction]]:
-    """The finished jobs with their results; one whose result is damaged is not finished."""
+def results_of(jobs: Iterable[Job], seed: int) -> Iterator[tuple[Job, Reconstruction]]:
+    """The finished jobs of a run of this ``seed`` with their results; one whose result is damaged,
+    or another's, is not finished."""
     for job in jobs:
         if job.result.is_file():
-            with suppress(RunError):
-                yield job, Reconstruction.load(job.result)
+            try:
+                result = Reconstruction.load(job.result)
+                refuse_other_result(result, job, seed)
+            except RunError:
+                continue
+            yield job, result
 
 
 def load_pictures(run: Run, job: Job) -> Pictures | None:
@@ -87,18 +96,39 @@ def load_pictures(run: Run, job: Job) -> Pictures | None:
     does not belong together is an error: result, observation and truth name each other."""
     if not job.result.is_file():
         return None
+    refuse_foreign(job.observation, run.spec, run.classes)
     result, observed = Reconstruction.load(job.result), recorded_checksum(job.observation)
-    if result.observation and observed and result.observation != observed:
-        raise RunError(
-            "it was made from another update than the one observed; go on with `fedsim audit "
-            "--resume` and it is made again."
-        )
+    refuse_other_result(result, job, run.spec.seed)
     truth = Vault(run.vault).read(job.round, job.client, observed)
+    if not len(result.images):
+        raise RunError("it holds no picture.")
+    if result.images.shape[1:] != truth.images.shape[1:]:
+        raise RunError(f"its pictures are of another size, {tuple(result.images.shape[1:])}.")
     refuse_surplus(result, recorded_pictures(job.observation) or _samples(truth))
+    result, left_out = _as_many_as(result, len(truth.images))
     order = match_order(truth.images, result.images)
     blank = torch.full_like(truth.images[0], 0.5)  # an image the attack does not claim
     guess = torch.stack([result.images[row] if row >= 0 else blank for row in order])
-    return Pictures(job, truth.images, truth.labels, guess, result)
+    return Pictures(job, truth.images, truth.labels, guess, result, left_out)
+
+
+def _as_many_as(result: Reconstruction, pictures: int) -> tuple[Reconstruction, str | None]:
+    """No more guesses than there are true pictures, the attack's own first ones, and what was left
+    out. What is public may allow for more, where a client says that it has more or takes some of
+    its pictures twice; but among more guesses than pictures the truth would choose."""
+    labels = result.labels
+    counts = {"pictures": len(result.images), "labels": 0 if labels is None else len(labels)}
+    surplus = [f"{n - pictures} of {n} {what}" for what, n in counts.items() if n > pictures]
+    if not surplus:
+        return result, None
+    kept = replace(
+        result,
+        images=result.images[:pictures],
+        labels=None if labels is None else labels[:pictures],
+    )
+    behind = "1 picture stands" if pictures == 1 else f"{pictures} pictures stand"
+    words = f"{behind} behind the update; {' and '.join(surplus)} were left out, the last ones."
+    return kept, words
 
 
 def _samples(truth: Truth) -> int:
@@ -115,6 +145,7 @@ class Yardstick:
     gallery: Gallery | None
     wanted: Wanted | None  # the same pictures, as the gallery sees them
     digests: tuple[str, ...]  # by which a picture is known again
+    flat: tuple[float, ...]  # the PSNR of the best flat colour
 
     @classmethod
     def of(cls, truth: Tensor, gallery: Gallery | None) -> Yardstick:
@@ -125,6 +156,7 @@ class Yardstick:
             gallery,
             gallery.wanted(truth) if gallery is not None else None,
             tuple(pixel_digest(picture) for picture in truth),
+            tuple(psnr(truth, mean_colour(truth)).tolist()),
         )
 
     def measure(self, guess: Tensor) -> dict[str, list[Any]]:
@@ -137,6 +169,11 @@ class Yardstick:
         if self.gallery is not None and self.wanted is not None:
             measured["identified"] = self.gallery.identified(self.wanted, guess)
         return measured
+
+
+def mean_colour(images: Tensor) -> Tensor:
+    """Each picture as a flat one of its own mean colour: the closest that any flat one comes."""
+    return images.double().mean((2, 3), keepdim=True).expand(images.shape)
 
 
 def _rows(
@@ -164,6 +201,7 @@ def _rows(
             "loss": result.loss,
             "canary": canary,
             "picture": numbers[image],
+            FLAT: yardstick.flat[image],
         }
         for image in range(len(labels))
     ]

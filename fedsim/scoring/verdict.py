@@ -1,20 +1,27 @@
 """Verdicts: what the scores mean, in careful words, by these rules.
 
-    LEAKS          at least one image at 30 dB or more, and at least 3 dB above the baseline
+    BASELINE       the baseline itself, whatever it scores; and an attack that was done on every
+                   victim and read neither an update nor the traffic: what it knows is no leak
+    LEAKS          at least one picture at 30 dB or more, in place or once shifted, and 3 dB or
+                   more above the better of the baseline and the best flat colour
+    PARTIAL        a single picture stands out: 10 dB or more above the better of the two, and 0.3
+                   SSIM or more above the baseline
     MIS-SPECIFIED  the canary failed: the protocol announced does not reproduce the updates
     INCOMPLETE     not every victim was scored in every trial, or not every picture beside the
                    baseline: less stands behind the scores than was asked for
-    PARTIAL        on average above the baseline in PSNR or SSIM, the 95 % interval of the paired
-                   difference wholly above 1 dB or 0.05; or pictures told from a gallery of others
+    PARTIAL        on average above the baseline in PSNR (in place or shifted) or SSIM, the 95 %
+                   interval of the paired difference wholly above 1 dB or 0.05, where more than one
+                   group of victims gives an interval; or pictures told from a gallery of others
                    as often as chance would less than once in a thousand times
     NOT RECOVERED  otherwise: by this attack, at this budget
     NO RESULT      nothing to score: its jobs failed, or none of its victims was observed
-    BASELINE       the baseline itself, whatever it scores
 
 The first that holds counts: a picture that came back has leaked, whatever else is wrong. The
-baseline is `prior_only`, which never sees the update, on the same image; where there is none (an
-eavesdropper knows too little to guess), LEAKS asks for the 30 dB alone. Every entry says how many
-``victims`` stand behind it, and ``victims_of`` how many were asked for.
+baseline is `prior_only`, which never sees the update, on the same image. Where there is none (an
+eavesdropper knows too little to guess), LEAKS and the picture that stands out are held to the flat
+colour, the latter also to 0.5 SSIM, and PARTIAL on average asks for an interval above 20 dB or 0.5
+SSIM that is 1 dB above the flat colour. Every entry says how many ``victims`` stand behind it, and
+``victims_of`` how many were asked for.
 """
 
 from __future__ import annotations
@@ -30,6 +37,7 @@ from fedsim.core.attack import BASELINE
 from fedsim.core.metrics import METRICS
 from fedsim.core.spec import Spec
 from fedsim.scoring.canary import CANARY_TOLERANCE
+from fedsim.scoring.recovery import above_flat, beside_baseline, recovered, stands_out
 from fedsim.scoring.statistics import (
     KEYS,
     bootstrap,
@@ -40,10 +48,14 @@ from fedsim.scoring.statistics import (
     label_accuracy,
     rate,
 )
+from fedsim.scoring.wording import PARTIAL_DB, PARTIAL_SSIM, words_of
 
-RECOVERED_DB, ABOVE_BASELINE_DB = 30.0, 3.0
-PARTIAL_DB, PARTIAL_SSIM = 1.0, 0.05
+MARGINS = {"psnr": PARTIAL_DB, "psnr_registered": PARTIAL_DB, "ssim": PARTIAL_SSIM}
+# Marks for where nobody guessed: flat colours reach 10 to 18 dB on photographs.
+MARKS = {"psnr": 20.0, "ssim": 0.5}
 PARTIAL_CHANCE = 1e-3
+LOOKS = frozenset({"update", "traffic"})  # an attack that read neither knows what anybody knows
+DECLINED = "declined"
 
 
 @dataclass(frozen=True)
@@ -88,27 +100,35 @@ def summarise(
     chances: Mapping[str, Mapping[str, Any]] | None = None,
     asked: Asked | None = None,
 ) -> list[dict[str, Any]]:
-    """One entry per attack, in the order of the spec; the baseline last. ``chances`` says of each
-    attack what its identification is to be read against; without ``asked``, all that the scores
-    hold was."""
+    """One entry per attack, in the order of the spec; the baseline last. ``ledgers`` says what each
+    attack read (one that is not in there may have read anything), ``chances`` what its
+    identification is to be read against; without ``asked``, all that the scores hold was."""
     asked = asked or Asked.of(scores)
     baseline = scores[scores["attack"] == asked.baseline]
     entries = []
     for label in labels:
-        rows, ledger = scores[scores["attack"] == label], ledgers.get(label, [])
+        rows, ledger = scores[scores["attack"] == label], ledgers.get(label)
         if rows.empty:
-            reasons = [job["reason"] for job in failed if job["attack"] == label]
-            entries.append(_no_result(label, ledger, reasons, asked))
+            own = [job for job in failed if job["attack"] == label]
+            entries.append(_no_result(label, ledger or [], own, asked))
         else:
             chance = (chances or {}).get(label)
             entries.append(_one(rows, baseline, label, ledger, spec.seed, chance, asked))
     return entries
 
 
-def _no_result(label: str, ledger: list[str], reasons: list[str], asked: Asked) -> dict[str, Any]:
-    why = reasons[0] if reasons else "none of its victims was observed and could be scored."
-    words = f"{label} gave no result: {why}"
+def _no_result(
+    label: str, ledger: list[str], failed: list[dict[str, str]], asked: Asked
+) -> dict[str, Any]:
+    """Whether an attack declined every victim is told apart from one that is not done: the first is
+    what it found out, the second says nothing."""
+    kinds = [job.get("kind", "fault") for job in failed]
+    worst_first = sorted(failed, key=lambda job: job.get("kind") == DECLINED)
+    why = "none of its victims was observed and could be scored."
+    words = f"{label} gave no result: {worst_first[0]['reason'] if failed else why}"
+    all_declined = set(kinds) == {DECLINED} and len(kinds) >= asked.victims
     about = {"images": 0, "victims": 0, "victims_of": asked.victims, "ledger": ledger}
+    about |= {"declined": all_declined, "kinds": sorted(set(kinds))}
     return {"attack": label, "verdict": "NO RESULT", **about, "words": words}
 
 
@@ -116,19 +136,23 @@ def _one(
     rows: pd.DataFrame,
     baseline: pd.DataFrame,
     label: str,
-    ledger: list[str],
+    ledger: list[str] | None,
     seed: int,
     chance: Mapping[str, Any] | None,
     asked: Asked,
 ) -> dict[str, Any]:
-    paired = rows.merge(baseline, on=KEYS, how="left", suffixes=("", "_baseline"))
+    paired = beside_baseline(rows, baseline)
+    looked = ledger is None or not LOOKS.isdisjoint(ledger)
     same = baseline.merge(rows[KEYS].drop_duplicates(), on=KEYS)  # pictures that both have
     canary, labels = rows["canary"].astype(float), label_accuracy(rows)
     entry: dict[str, Any] = {
         "attack": label,
         "images": len(rows),
         "pictures": count_pictures(rows),
-        "recovered": _recovered(paired),
+        "recovered": count_pictures(paired[recovered(paired)]) if looked else 0,
+        "stand_out": _standing_out(paired) if looked else None,
+        "is_baseline": label == asked.baseline,
+        "looked": looked,
         "victims": int(rows.groupby(["round", "client"]).ngroups),
         "victims_of": asked.victims,
         "groups": count_groups(rows),
@@ -143,33 +167,72 @@ def _one(
             "tolerance": CANARY_TOLERANCE,
         },
         "seconds": clean(rows.groupby(["round", "client", "trial"])["seconds"].first().sum()),
-        "ledger": ledger,
+        "ledger": ledger or [],
     }
-    if label != asked.baseline:
-        entry["lacking"] = asked.lacking(paired)
-        entry["verdict"] = _verdict(entry, paired, seed)
-    else:
+    if label == asked.baseline:
         entry["verdict"] = "BASELINE"
-    entry["words"] = _words(entry)
+    else:
+        entry["lacking"] = asked.lacking(paired)
+        entry["verdict"] = _verdict(entry, paired, seed, asked)
+    entry["words"] = words_of(entry)
     return entry
 
 
-def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int) -> str:
+def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int, asked: Asked) -> str:
+    if not entry["looked"]:  # the jobs that failed may have: what is not done is no guess yet
+        return "INCOMPLETE" if entry["lacking"] else "BASELINE"
     if entry["recovered"]:
         return "LEAKS"
+    if entry["stand_out"]:
+        return "PARTIAL"
     if not entry["canary"]["ok"]:
         return "MIS-SPECIFIED"
     if entry["lacking"]:
         return "INCOMPLETE"
-    for metric, margin in (("psnr", PARTIAL_DB), ("ssim", PARTIAL_SSIM)):
-        paired["gain"] = paired[metric] - paired[f"{metric}_baseline"]
-        compared = paired.dropna(subset=["gain"])
-        if len(compared) and bootstrap(compared, "gain", seed)[0] > margin:
-            return "PARTIAL"
+    better = _above_baseline if asked.baseline is not None else _above_marks
+    if better(paired, seed):
+        return "PARTIAL"
     identification = entry["identification"]
     if identification is not None and identification["by_chance"] < PARTIAL_CHANCE:
         return "PARTIAL"
     return "NOT RECOVERED"
+
+
+def _above_baseline(paired: pd.DataFrame, seed: int) -> bool:
+    """Whether the mean difference to the baseline is surely more than its margin."""
+    for metric, margin in MARGINS.items():
+        gain = paired[metric].astype(float) - paired[f"{metric}_baseline"].astype(float)
+        if _surely(paired.assign(gain=gain), margin, seed):
+            return True
+    return False
+
+
+def _above_marks(paired: pd.DataFrame, seed: int) -> bool:
+    """The same where nobody guessed: against marks, and against the best flat colour."""
+    flat = paired.assign(gain=above_flat(paired))
+    if flat["gain"].notna().any() and not _surely(flat, PARTIAL_DB, seed):
+        return False
+    return any(_surely(paired.assign(gain=paired[m]), mark, seed) for m, mark in MARKS.items())
+
+
+def _surely(table: pd.DataFrame, margin: float, seed: int) -> bool:
+    """Whether the 95 % interval of the mean ``gain`` is above a margin. One group of victims has no
+    interval: its mean may be chance."""
+    known = table.dropna(subset=["gain"])
+    return count_groups(known) > 1 and bootstrap(known, "gain", seed)[0] > margin
+
+
+def _standing_out(paired: pd.DataFrame) -> dict[str, Any] | None:
+    """How many pictures stand out, in any trial, and where the closest of them is."""
+    found = paired[stands_out(paired)]
+    if found.empty:
+        return None
+    first = found.sort_values("psnr").iloc[-1]
+    place = ", ".join(f"{key} {first[key]}" for key in KEYS)
+    return {
+        **{"pictures": count_pictures(found), "of": count_pictures(paired), "where": place},
+        **{"psnr": float(first["psnr"]), "ssim": float(first["ssim"])},
+    }
 
 
 def _identification(rows: pd.DataFrame, chance: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -178,35 +241,6 @@ def _identification(rows: pd.DataFrame, chance: Mapping[str, Any] | None) -> dic
     if chance is None or looked_for.empty:
         return None
     return {**chance, **rate(looked_for, "identified"), "of": count_pictures(looked_for)}
-
-
-def _recovered(paired: pd.DataFrame) -> int:
-    """How many distinct pictures came back, in any trial of any round, by the rule for LEAKS."""
-    gain = paired["psnr"] - paired["psnr_baseline"]
-    hit = (paired["psnr"] >= RECOVERED_DB) & ((gain >= ABOVE_BASELINE_DB) | gain.isna())
-    return count_pictures(paired[hit])
-
-
-def _words(entry: dict[str, Any]) -> str:
-    psnr, name = entry["metrics"]["psnr"], entry["attack"]
-    mean, best = psnr["mean"], psnr["worst_case"]
-    base = entry["baseline"]["psnr"]
-    against = f" (a guess without the update: {base:.1f} dB)" if base is not None else ""
-    behind = f"{entry['victims']} of {entry['victims_of']} victims"
-    return {
-        "LEAKS": f"{name} reconstructed the clients' pictures: {mean:.1f} dB on average, "
-        f"{best:.1f} dB for the worst-hit client{against}; {behind}.",
-        "PARTIAL": f"{name} learned more than a guess, without a clear picture: {mean:.1f} dB on "
-        f"average{against}; {behind}.",
-        "NOT RECOVERED": f"{name} did not recover the pictures at this budget: {mean:.1f} dB on "
-        f"average{against}; {behind}. A stronger attack may.",
-        "INCOMPLETE": f"{name} is not done, because {entry.get('lacking')}: on {behind} no clear "
-        f"picture came back, {mean:.1f} dB on average{against}, which says nothing about the rest.",
-        "MIS-SPECIFIED": f"{name} attacked a protocol that is not the one the clients followed: "
-        f"their true batches, replayed, do not give their updates. Its scores say nothing about "
-        f"safety.",
-        "BASELINE": f"A guess that never sees the update scores {mean:.1f} dB; {behind}.",
-    }[entry["verdict"]]
 
 
 def _mean(values: pd.Series) -> float | None:

@@ -20,7 +20,8 @@ from fedsim.core.metrics import METRICS, shown_in
 from fedsim.core.run import Run, paths
 from fedsim.core.spec import Spec
 from fedsim.report.pictures import Pair, load_pairs, spread
-from fedsim.scoring.verdict import KEYS, RECOVERED_DB, bootstrap
+from fedsim.scoring.recovery import RECOVERED_DB
+from fedsim.scoring.statistics import KEYS, bootstrap
 from fedsim.viewer.charts import Interval, Series, curves, intervals
 from fedsim.viewer.files import DAMAGE, Files, inside, reason
 from fedsim.viewer.status import Outcome, Status, rounds_of

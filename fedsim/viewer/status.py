@@ -28,8 +28,8 @@ from fedsim.core.files import LINE_END, parse_json
 from fedsim.core.run import ROUND_COLUMNS, list_lessons, paths, result_name
 from fedsim.core.run.record import sheet_is_broken
 from fedsim.core.spec import Spec, load_spec
-from fedsim.report.content import RANK, baseline_of
 from fedsim.report.formats import count
+from fedsim.report.headline import baseline_of, rank_of
 from fedsim.viewer.files import Files, exists, inside, reason
 from fedsim.viewer.run_index import Place
 
@@ -96,11 +96,12 @@ class Outcome:
     metrics: dict[str, dict[str, float | None]]
     label_accuracy: float | None
     baseline: bool = False  # whether it is the attack that never sees the update
+    declined: bool = True  # where it has no result: whether it said that it does not apply
 
     @property
     def rank(self) -> tuple[int, float]:
-        place = RANK.index(self.verdict) if self.verdict in RANK else len(RANK)
-        return place, -(self.metrics.get("psnr", {}).get("mean") or 0.0)
+        mean = self.metrics.get("psnr", {}).get("mean") or 0.0
+        return rank_of(self.verdict, self.declined), -mean
 
 
 @dataclass(frozen=True)
@@ -309,6 +310,7 @@ def _outcomes(content: bytes) -> list[Outcome]:
             },
             label_accuracy=_number(entry.get("label_accuracy")),
             baseline=entry["attack"] == baseline_of(summary),
+            declined=bool(entry.get("declined", True)),
         )
         for entry in summary["verdicts"]
     ]

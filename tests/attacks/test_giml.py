@@ -384,7 +384,7 @@ def test_a_killed_worker_loses_at_most_its_meta_step(tmp_path: Path) -> None:
             time.sleep(0.02)
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                working = (process / "cmdline").read_bytes().startswith(b"ray::AttackWorker")
+                working = (process / "cmdline").read_bytes().startswith(b"ray::SealedWorker")
                 ours = os.getpid() in ancestors(process)
             except (OSError, StopIteration):  # it ended meanwhile
                 continue

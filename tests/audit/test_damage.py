@@ -344,7 +344,7 @@ def test_a_result_of_another_observation_is_made_again(tiny_run: Run, tmp_path: 
     second = run.reconstructions / "patch_solve/round-0001/client-0001-trial-0.safetensors"
     shutil.copy(first, second)
     assert_same(resumed(run.root), tiny_run)
-    assert "the observation is another now" in run.events()[0]["message"]
+    assert "made from another update than the one observed" in run.events()[0]["message"]
 
 
 @pytest.mark.parametrize("kind", ["half", "emptied", "garbage", "altered"])

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
-from fedsim.audit.stages import audit, conclude
+from fedsim.audit.stages import attack_captured, audit, conclude
+from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import RunError
-from fedsim.core.files import save_tensors
+from fedsim.core.files import read_json, save_tensors, write_json
 from fedsim.core.observation import read_weights
-from fedsim.core.run import Run, weights_path
+from fedsim.core.run import Run, list_observations, weights_path
 from fedsim.core.vault import Vault
 from fedsim.federation.checkpoint import read_checkpoint
 from tests.conftest import small_spec
+from tests.deploy.conftest import deployed_copy
 from tests.planted import DAMAGE, TINY, assert_same, resumed
 
 
@@ -89,3 +93,109 @@ def test_an_update_that_was_left_out_is_no_damage(how: str, tiny_run: Run, tmp_p
     assert [event["kind"] for event in before].count("update_rejected") == 1
     assert not list(run.reconstructions.rglob("client-0000-trial-*"))
     assert resumed(run.root).events() == before
+
+
+def announce(run: Run, **other: object) -> None:
+    """Have the observations announce something else, sealed as if it were so."""
+    for path in list_observations(run.observations):
+        write_json(path, read_json(path) | other)
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_an_observation_that_announces_another_protocol_is_not_scored_and_made_again(
+    tiny_run: Run, tmp_path: Path
+) -> None:
+    run = Run(shutil.copytree(tiny_run.root, tmp_path / "run"))
+    announce(run, batch_size=64)
+    conclude(run)
+    assert run.scores.empty
+    told = [event["message"] for event in run.events() if event["kind"] == "not_scored"]
+    assert len(told) == len(tiny_run.scores)
+    assert all("its batch_size is 64, not 1 as the run's spec says" in words for words in told)
+    resumed(run.root)
+    assert_same(run, tiny_run)
+    mended = [event["message"] for event in run.events() if event["kind"] == "mended"]
+    assert any(words.startswith("the rounds from 1 on are done again") for words in mended)
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_what_was_taken_from_another_run_is_not_scored_and_made_again(
+    tiny_run: Run, tmp_path: Path
+) -> None:
+    noise = "defenses=[{name: gaussian_noise, std: 10.0, relative: true}]"
+    other = audit(small_spec(*TINY, noise), tmp_path / "other")
+    run = Run(shutil.copytree(tiny_run.root, tmp_path / "run"))
+    for folder in ("observations", "vault", "reconstructions"):
+        shutil.rmtree(run.root / folder)
+        shutil.copytree(other.root / folder, run.root / folder)
+    conclude(run)
+    assert run.scores.empty
+    assert any("its defenses is" in event["message"] for event in run.events())
+    resumed(run.root)
+    assert_same(run, tiny_run)
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_what_clients_elsewhere_sent_under_another_protocol_is_kept_and_not_attacked(
+    tiny_run: Run, tmp_path: Path
+) -> None:
+    run, _ = deployed_copy(tiny_run, tmp_path)
+    shutil.rmtree(run.reconstructions)
+    announce(run, batch_size=64)
+    before = {path: path.read_bytes() for path in list_observations(run.observations)}
+    attack_captured(run.root)
+    assert {path: path.read_bytes() for path in before} == before
+    assert not list(run.reconstructions.rglob("*.safetensors"))
+    (failure, *_) = run.reconstructions.rglob("*.failed.json")
+    assert "its batch_size is 64, not 1" in read_json(failure)["reason"]
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_results_that_changed_attacks_are_made_again(tiny_run: Run, tmp_path: Path) -> None:
+    for taken, place in (("prior_only", "patch_solve"), ("patch_solve", "prior_only")):
+        run = Run(shutil.copytree(tiny_run.root, tmp_path / place))
+        shutil.rmtree(run.reconstructions / place)
+        shutil.copytree(run.reconstructions / taken, run.reconstructions / place)
+        assert_same(resumed(run.root), tiny_run)
+        told = [event["message"] for event in run.events() if event["kind"] == "mended"]
+        assert len(told) == 2
+        assert all("made again, it was made by another attack" in words for words in told)
+
+
+AUTHORED = """
+from dataclasses import dataclass
+import torch
+from fedsim.core.attack import Reconstruction
+
+@dataclass
+class Mine:
+    needs = frozenset({"image_size"})
+
+    def reconstruct(self, view, *, device, progress):
+        return Reconstruction(torch.full((1, 3, view.image_size, view.image_size), %s))
+"""
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_results_of_an_attack_whose_code_was_mended_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = small_spec(*TINY, "attacks=[{name: 'mended_attack:Mine'}]")
+
+    def audited(value: float) -> float:
+        """As a process that imports the attack afresh."""
+        (tmp_path / "mended_attack.py").write_text(AUTHORED % value)
+        sys.modules.pop("mended_attack", None)
+        importlib.invalidate_caches()
+        run = audit(spec, tmp_path / "run")
+        path = next((run.reconstructions / "Mine").rglob("*.safetensors"))
+        return float(Reconstruction.load(path).images.mean())
+
+    run = Run(tmp_path / "run")
+    assert audited(0.25) == audited(0.25) == pytest.approx(0.25)
+    assert not run.events()
+    assert audited(0.75) == pytest.approx(0.75)
+    told = [event["message"] for event in run.events()]
+    assert len(told) == 2
+    assert all("the attack's code is another now, the result made again" in w for w in told)

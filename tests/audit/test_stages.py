@@ -9,13 +9,17 @@ import pandas as pd
 import pytest
 
 from fedsim.audit.stages import audit, federate
+from fedsim.campaign.jobs import AnyJob
 from fedsim.campaign.plan import prepare
+from fedsim.campaign.progress import Silent
 from fedsim.core.errors import DataError, ModelError, NotGranted, RunError, SpecError
 from fedsim.core.files import read_json, write_json
 from fedsim.core.run import Run, list_observations
 from fedsim.core.vault import Vault
 from fedsim.scoring.scores import columns
 from tests.conftest import small_spec
+from tests.faults import LOOT
+from tests.staging import short_report
 
 
 def numbers(run: Run) -> pd.DataFrame:
@@ -211,6 +215,40 @@ def test_an_attack_that_has_the_vault_opened_behind_its_back_gets_nothing(
     run = audit(small_spec(thief, "train.rounds=1", "audit.victims=1"), tmp_path / "run")
     assert run.scores.query("attack == 'Thief'")["psnr"].max() < 30
     assert run.summary["failed_jobs"] == []
+
+
+WAYS = ("result", "tensor", "number", "error", "needs", "uses", "check_spec")
+LEARNED_WAYS = ("learner", "lessons_before", "lesson")
+
+
+class Later(Silent):
+    """Shows how far a job is when it is over."""
+
+    last: float | None = None
+
+    def progressed(self, job: AnyJob, done: int, total: int, loss: float | None) -> None:
+        self.last = loss
+
+    def finished(self, job: AnyJob, failure: str | None) -> None:
+        assert f"{self.last or 0:.2f}"
+
+
+@pytest.mark.parametrize("way", [*WAYS, *LEARNED_WAYS])
+def test_an_attack_that_has_the_vault_opened_before_or_after_it_ran_gets_nothing(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.report.write_report", short_report)
+    LOOT.clear()
+    kind = "LaterLearner" if way in LEARNED_WAYS else "Later"
+    later = f"{{name: 'tests.faults:{kind}', vault: '{tmp_path / 'run' / 'vault'}', way: {way}}}"
+    spec = small_spec(f"attacks=[{later}]", "train.rounds=1", "audit.gallery=0")
+    run = audit(spec, tmp_path / "run", watch=Later())
+    audit(spec, run.root)  # with all of the truth there from the start
+    assert not LOOT
+    read = next(v for v in run.summary["verdicts"] if v["attack"] == kind)["ledger"]
+    assert set(read) <= {"image_size", "batch_size", "traffic"}
+    own = run.scores.query(f"attack == '{kind}'")["psnr"]
+    assert way == "error" or own.max() < 30
 
 
 def test_an_observation_of_clients_elsewhere_cannot_be_made_again_and_costs_its_own_jobs_only(

@@ -136,10 +136,23 @@ def test_a_directory_that_is_trusted_is_believed(
 ) -> None:
     root = shutil.copytree(small_run.root, tmp_path / "shared")
     announce(Run(root), "stranger:Defended")
-    attack = Component(name="patch_solve")
-    rows = attack_offline(root, attack, tmp_path / "out", None, 1, trust=True)
+    alone = shutil.copytree(root / "observations" / "round-0001", tmp_path / "mail" / "round-0001")
+    path, attack = sorted(alone.glob("client-*.json"))[0], Component(name="patch_solve")
+    (row,) = attack_offline(path, attack, tmp_path / "out", None, 1, trust=True)
     assert stranger.ran
-    assert [row["failure"] for row in rows] == [None] * 4
+    assert row["failure"] is None
+
+
+def test_trust_makes_no_observation_one_of_the_run(
+    small_run: Run, tmp_path: Path, stranger: Stranger
+) -> None:
+    root = shutil.copytree(small_run.root, tmp_path / "shared")
+    announce(Run(root), "stranger:Defended")
+    rows = attack_offline(
+        root, Component(name="patch_solve"), tmp_path / "out", None, 1, trust=True
+    )
+    assert "is not of this run: its defenses is" in rows[0]["failure"]
+    assert [row["failure"] for row in rows[1:]] == [None] * 3
 
 
 def test_a_run_of_ones_own_goes_on_with_its_spec_or_with_trust(

@@ -17,6 +17,7 @@ def cell(strength: str, accuracy: float | None, ssim: float, front: bool) -> dic
         "accuracy": accuracy,
         "ssim": ssim,
         "front": front,
+        "doubts": "",
     }
 
 

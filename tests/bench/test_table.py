@@ -20,7 +20,9 @@ def frames(
     for (attack, seed), values in scores.items():
         own = {**same, "attack": attack, "seed": seed}
         about = {"baseline": attack == "a guess", "victims": len(values), "victims_of": asked}
-        outcomes.append({**own, **about, "verdict": "", **cost, "accuracy": 0.5 + 0.1 * seed})
+        outcomes.append(
+            {**own, **about, "verdict": "", "doubt": "", **cost, "accuracy": 0.5 + 0.1 * seed}
+        )
         for client, psnr in enumerate(values):
             numbers = dict.fromkeys((*METRICS, "identified"))
             about = {"round": 1, "client": client, "trial": 0, "seconds": 1.0}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fedsim.audit.stages import audit
 from fedsim.campaign.granted_truth import secrets_of
 from fedsim.campaign.plan import jobs_of, victims
+from fedsim.core.errors import ForeignObservationError
 from fedsim.core.knowledge import Secrets
 from fedsim.core.run import Run
 from tests.conftest import small_spec
@@ -34,3 +37,14 @@ def test_batch_statistics_reach_the_attack_of_threat_e(tmp_path: Path) -> None:
     assert "batch_statistics" in verdict["ledger"]
     run = audit(small_spec(*overrides, "threat=C"), tmp_path / "withheld")
     assert "batch_statistics" not in run.summary["verdicts"][0]["ledger"]
+
+
+def test_a_job_on_an_observation_of_another_run_is_refused(small_run: Run) -> None:
+    chosen = victims(small_run.spec)
+    other = small_spec("train.batch_size=2")
+    for attack in ("patch_solve", "joint"):  # which reads those of other clients as well
+        spec = small_spec("train.batch_size=2", f"attacks=[{{name: {attack}}}]")
+        job = jobs_of(small_run, spec, chosen)[0]
+        assert secrets_of(small_run.spec, small_run)(job) == Secrets()
+        with pytest.raises(ForeignObservationError, match="its batch_size is 1, not 2"):
+            secrets_of(other, small_run)(job)

@@ -14,6 +14,7 @@ from fedsim.campaign import pulse, watchdog
 from fedsim.campaign.pulse import HungError, Limits
 from fedsim.campaign.watchdog import EndedError, guarded
 from fedsim.core.attack import Progress, no_progress
+from fedsim.core.errors import AttackError
 
 LIMITS = Limits(1000.0)
 
@@ -153,3 +154,14 @@ def test_work_has_as_many_processor_threads_as_whoever_asked_for_it() -> None:
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
+def test_work_that_would_leave_the_program_has_failed_and_ends_nothing_else(
+    kind: type[BaseException],
+) -> None:
+    def leave(progress: Progress) -> None:
+        raise kind(7)
+
+    with pytest.raises(AttackError, match=f"the attack raised {kind.__name__}"):
+        guarded(leave, Limits(5, None), no_progress)

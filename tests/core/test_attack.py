@@ -26,6 +26,8 @@ def example() -> Reconstruction:
         seconds=1.5,
         film={9: images[:1], 1: 1 - images[:1]},
         observation="a checksum",
+        made_by="a job",
+        code="a file",
     )
 
 
@@ -36,7 +38,7 @@ def test_a_reconstruction_comes_back_as_it_was(tmp_path: Path) -> None:
     assert torch.equal(found.images, made.images)
     assert found.labels is not None
     assert found.labels.tolist() == [3, 1]
-    for name in ("loss", "trace", "notes", "ledger", "seconds", "observation"):
+    for name in ("loss", "trace", "notes", "ledger", "seconds", "observation", "made_by", "code"):
         assert getattr(found, name) == getattr(made, name)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.core.errors import DamagedError, MissingKeyError, NotGranted, VaultError
+from fedsim.core.errors import DamagedError, InClearError, MissingKeyError, NotGranted, VaultError
 from fedsim.core.keyring import VARIABLE, Key, Keyring, key_folders, key_name, key_path
 from fedsim.core.seal import sealed
 
@@ -131,8 +131,38 @@ def test_a_file_that_says_another_key_is_damaged(ring: Keyring) -> None:
     other[20] ^= 1
     with pytest.raises(DamagedError, match="a key that nobody has"):
         ring.of(bytes(other))
-    assert ring.of(b"not encrypted at all") is None
     assert ring.of(locked) == ring.own()
+
+
+def test_a_file_in_clear_is_damage_where_there_is_a_key(ring: Keyring) -> None:
+    assert ring.of(b"not encrypted at all") is None
+    path = kept(ring)
+    lost = again(ring)
+    (ring.vault / "key.id").unlink()  # its files still say that there is one
+    for one in (ring, again(ring), Keyring(ring.vault, ring.own()), lost):
+        with pytest.raises(InClearError, match="it is not encrypted, and the vault is"):
+            one.of(b"not encrypted at all")
+    path.unlink()
+    assert again(ring).of(b"not encrypted at all") is None
+
+
+def test_what_an_older_version_left_in_clear_is_locked_once_there_is_a_key(ring: Keyring) -> None:
+    path = ring.vault / FILE
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"in clear")
+    key = ring.own()
+    assert key.unlock(path.read_bytes(), FILE) == b"in clear"
+    path.write_bytes(b"put there later")
+    assert again(ring).own() == key
+    assert path.read_bytes() == b"put there later", "nothing is taken in twice"
+
+
+def test_what_a_key_signs_nobody_signs_without_it(ring: Keyring) -> None:
+    key = ring.own()
+    signed = key.sign(b"content", "place")
+    assert key.sign(b"content", "place") == signed
+    others = [key.sign(b"Content", "place"), key.sign(b"content", "Place")]
+    assert signed not in (*others, Key(b"1" * 32).sign(b"content", "place"))
 
 
 def test_a_key_in_hand_is_the_only_one(ring: Keyring) -> None:

@@ -107,3 +107,10 @@ def test_options_open_no_files_of_their_own(name: str, tmp_path: Path) -> None:
     spec = ModelSpec(options={name: str(tmp_path / "weights.pth")})
     with pytest.raises(ModelError, match=f"model.options has '{name}'; use model.checkpoint"):
         build_model(spec, image_size=32, num_classes=8, seed=0)
+
+
+@pytest.mark.parametrize("name", ["device", "dtype"])
+def test_options_do_not_say_where_and_in_what_numbers_clients_train(name: str) -> None:
+    spec = ModelSpec(name="vit_tiny_patch16_224", options={name: "meta"})
+    with pytest.raises(ModelError, match=f"model.options has '{name}'"):
+        build_model(spec, image_size=32, num_classes=4, seed=0)

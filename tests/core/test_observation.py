@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsim.core.errors import ObservationError
+from fedsim.core.errors import ForeignObservationError, ObservationError
+from fedsim.core.files import read_json, write_json
 from fedsim.core.learning import Update
 from fedsim.core.observation import (
     Public,
@@ -18,12 +19,13 @@ from fedsim.core.observation import (
     read_update,
     recorded_checksum,
     recorded_pictures,
+    refuse_foreign,
     update_checksum,
     write_observation,
     write_weights,
 )
 from fedsim.core.run import Run, address_of, list_observations, observation_path
-from fedsim.core.spec import Spec, Upload
+from fedsim.core.spec import Component, Spec, Upload
 from fedsim.core.vault import Vault
 
 
@@ -118,6 +120,49 @@ def test_what_is_public_bounds_the_pictures_behind_an_update(
     assert read_observation(path).pictures == recorded_pictures(path) == most
     path.write_text("{}")
     assert recorded_pictures(path) is None
+
+
+OTHERS: dict[str, dict] = {
+    "batch_size": {"batch_size": 64},
+    "local_steps": {"local_steps": 2},
+    "image_size": {"image_size": 64},
+    "num_classes": {"num_classes": 9},
+    "defenses": {"defenses": [{"name": "gaussian_noise", "std": 0.1}]},
+    "protocol": {"protocol": {"lr": 0.1}},
+    "architecture": {"architecture": {"name": "resnet18"}},
+}
+
+
+@pytest.mark.parametrize("part", OTHERS)
+def test_an_observation_announces_what_the_spec_of_its_run_does(part: str, tmp_path: Path) -> None:
+    spec = Spec.model_validate({"defenses": [], "model": {"options": {"depth": 2}}})
+    update = Update(Upload.GRADIENT, {"a": torch.ones(2)}, num_examples=1)
+    write_observation(tmp_path, 1, 0, update, Public.of(spec, num_classes=8))
+    path = observation_path(tmp_path, 1, 0).with_suffix(".json")
+    refuse_foreign(path, spec, 8)
+    write_json(path, read_json(path) | OTHERS[part])
+    with pytest.raises(ForeignObservationError, match=f"is not of this run: its {part} is"):
+        refuse_foreign(path, spec, 8)
+
+
+def test_what_an_older_version_did_not_announce_is_no_difference(tmp_path: Path) -> None:
+    spec = Spec.model_validate({"model": {"checkpoint": "/here/model.safetensors"}})
+    spec = spec.model_copy(update={"defenses": [Component(name="dpsgd", title="Ours", noise=1.0)]})
+    update = Update(Upload.GRADIENT, {"a": torch.ones(2)}, num_examples=1)
+    write_observation(tmp_path, 1, 0, update, Public.of(spec, num_classes=8))
+    path = observation_path(tmp_path, 1, 0).with_suffix(".json")
+    about = read_json(path)
+    del about["protocol"]["batchnorm"], about["architecture"]["pretrained"]
+    about["architecture"]["checkpoint"] = "model.safetensors"
+    del about["defenses"][0]["title"]
+    write_json(path, about)
+    refuse_foreign(path, spec)
+    with pytest.raises(ForeignObservationError, match="its num_classes is 8, not 9"):
+        refuse_foreign(path, spec, 9)
+    path.write_text("{")  # for whoever reads it to tell
+    refuse_foreign(path, spec, 9)
+    path.unlink()
+    refuse_foreign(path, spec, 9)
 
 
 def test_a_client_knows_the_checksum_that_its_update_is_kept_under(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +12,7 @@ import pytest
 from pydantic import Field
 
 from fedsim.core.errors import SpecError
-from fedsim.core.registry import build, find, is_registered, resolve
+from fedsim.core.registry import build, code_digest, find, is_registered, resolve
 from fedsim.core.seal import is_sealed
 
 
@@ -96,3 +98,24 @@ def test_an_entry_is_ours_by_its_name_and_by_its_path() -> None:
     others = ("", "tag", "fedsim.attacks.tag:TagAttack", "dlg:Dlg", "fedsim.attacks.dlg:Other")
     for name in (*others, "attacks.dlg:Dlg"):  # the last may be somebody's own folder
         assert not is_registered(table, name)
+
+
+def test_the_code_behind_an_import_path_is_known_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "authored.py"
+    file.write_text("class Thing: pass\n")
+    (tmp_path / "handed_on.py").write_text("from authored import Thing\n")
+    before, on = (code_digest(TABLE, f"{name}:Thing") for name in ("authored", "handed_on"))
+    assert before
+    assert on not in (before, "")
+    assert code_digest(TABLE, f"{__name__}:Thing") == "", "an entry of the table is ours"
+    file.write_text("class Thing: size = 1\n")
+    assert code_digest(TABLE, "authored:Thing") == before, "what was imported is what runs"
+    for name in ("authored", "handed_on"):
+        monkeypatch.delitem(sys.modules, name)
+    importlib.invalidate_caches()
+    again = [code_digest(TABLE, f"{name}:Thing") for name in ("authored", "handed_on")]
+    assert before not in again
+    assert on not in again

@@ -98,7 +98,8 @@ def test_a_vault_that_is_not_encrypted_still_opens_and_is_written_under_a_key(
     old.check(1, 0)
     assert torch.equal(old.read(1, 0).images, truth.images)
     old.write(2, 0, truth)
-    assert b"images" not in truth_path(old.root, 2, 0).read_bytes()
+    for round_ in (1, 2):
+        assert b"images" not in truth_path(old.root, round_, 0).read_bytes()
     assert torch.equal(Vault(old.root).read(2, 0).images, Vault(old.root).read(1, 0).images)
 
 
@@ -175,6 +176,32 @@ def plain(root: Path, round_: int, client: int) -> None:
     save_tensors(truth_path(root, round_, client), tensors, {"about": json.dumps(about)})
     state = state_path(root, round_, client)
     save_tensors(state, {"x": torch.ones(1)}, {"about": json.dumps(whose)})
+
+
+def test_a_file_in_clear_is_not_taken_for_the_truth_of_a_vault_that_has_a_key(
+    vault: Vault,
+) -> None:
+    plain(vault.root, 1, 0)
+    for opened in (vault, Vault(vault.root), Vault(vault.root, vault.keys.own())):
+        with pytest.raises(VaultError, match=r"lies in clear in a vault that is .* done again"):
+            opened.read(1, 0)
+        with pytest.raises(VaultError, match="lies in clear"):
+            opened.read_state(2, 0)
+        assert torch.equal(opened.read(1, 1).images, some_truth(1).images)
+
+
+def test_an_image_that_no_batch_uses_is_not_among_what_a_client_learned_from(vault: Vault) -> None:
+    truth = some_truth()
+    decoyed = replace(
+        truth,
+        images=torch.cat([truth.images, torch.zeros(1, 3, 8, 8)]),
+        labels=torch.tensor([3, 5, 0]),
+    )
+    vault.write(1, 0, decoyed)
+    with pytest.raises(VaultError, match="it has images that no batch uses"):
+        vault.read(1, 0)
+    vault.write(1, 0, replace(decoyed, batches=[[0], [1, 0, 2]]))
+    assert len(vault.read(1, 0).images) == 3
 
 
 @pytest.mark.parametrize(

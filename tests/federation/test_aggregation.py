@@ -68,3 +68,25 @@ def test_the_sum_of_a_cohort_is_the_mean_of_its_updates_and_no_update() -> None:
 
 def test_nobody_answered_and_nothing_is_revealed() -> None:
     assert list(CohortSum(create_defense("secure_aggregation")).revealed(1, [0, 1])) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "{fraction_train: .nan}",
+        "{fraction_train: 3}",
+        "{min_train_nodes: abc}",
+        "{min_train_nodes: 1.5}",
+        "{arrayrecord_key: 3}",
+        "{evaluate_metrics_aggr_fn: abc}",
+    ],
+)
+def test_options_of_another_kind_than_a_strategys_own_are_refused(options: str) -> None:
+    with pytest.raises(SpecError, match=r"train\.strategy_options\."):
+        create_strategy(small_spec(f"train.strategy_options={options}"))
+
+
+def test_options_as_a_strategy_takes_them_reach_it() -> None:
+    spec = small_spec("train.strategy=FedAdam", "train.strategy_options={eta: 0.3, tau: 1}")
+    strategy = create_strategy(spec)
+    assert (strategy.eta, strategy.tau) == (0.3, 1)

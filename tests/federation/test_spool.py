@@ -41,3 +41,14 @@ def test_an_array_reads_as_one_of_flowers_own() -> None:
     array = as_weights(SENT, update("delta"), 0.1)["head"]
     assert (array.dtype, array.shape, array.stype) == ("float32", (2,), "numpy.ndarray")
     np.testing.assert_array_equal(np.load(io.BytesIO(array.data), allow_pickle=False), [3.0, 0.0])
+
+
+def test_a_file_that_took_the_place_of_another_is_read_again(tmp_path: Path) -> None:
+    path = observation_path(tmp_path, 1, 0)
+    heads = []
+    for size in (1.0, 5.0):  # two runs of one process, one after the other in the same folder
+        written = Update("delta", {"head": torch.full((2,), size)})
+        write_observation(tmp_path, 1, 0, written, Public.of(Spec(), num_classes=8))
+        heads.append(as_weights(SENT, path, lr=0.1)["head"].numpy().tolist())
+        path.unlink()
+    assert heads == [[2.0, 3.0], [6.0, 7.0]]

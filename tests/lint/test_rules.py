@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedsim.lint import rules
 from fedsim.lint.rules import NAMES, RULES
-from fedsim.scoring.verdict import RECOVERED_DB
+from fedsim.scoring.recovery import RECOVERED_DB
 from tests.lint.conftest import defended, linted, predicts_exact, severities, vit
 
 

@@ -55,7 +55,7 @@ def make_run(
         )
         labels = torch.arange(batch) + client
         vault.write(round_, client, Truth(images, labels, [list(range(batch))], 0, []))
-    keep_canaries(run.canaries, {observation_name(*at): _kept(run, at, canary) for at in chosen})
+    keep_canaries(run, {observation_name(*at): _kept(run, at, canary) for at in chosen})
     for job in jobs_of(run, run.spec, chosen):
         noise = BLIND if job.label == BASELINE else attacks[job.label]
         if noise is None:

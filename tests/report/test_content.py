@@ -10,7 +10,6 @@ from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.files import write_json
 from fedsim.core.run import Run
 from fedsim.report import content
-from fedsim.report.pictures import COLOURS
 from tests.report.conftest import BLIND, CLOSE, EXACT, Page, make_run
 
 
@@ -91,12 +90,3 @@ def test_a_budget_without_noise_is_told_as_none_at_all() -> None:
     budget = {"defense": "dp_sgd", "epsilon": None, "delta": 1e-5, "protects": "one sample"}
     (told,) = content.privacy({"privacy": [budget]})
     assert "no epsilon at all" in told
-
-
-def test_every_verdict_has_a_rank_a_colour_and_a_sentence() -> None:
-    entry = {"attack": "a", "recovered": 1, "pictures": 2, "lacking": "x", "metrics": {"psnr": {}}}
-    entry["metrics"]["psnr"]["worst_case"] = 12.0
-    for verdict in content.RANK:
-        found = content.strongest({"verdicts": [{**entry, "verdict": verdict}], "threat": "C"})
-        assert (found.verdict, bool(found.sentence)) == (verdict, True)
-        assert verdict in COLOURS

@@ -25,3 +25,7 @@ def test_plots_survive_gaps() -> None:
     assert "nan" not in drawing
     assert plots.strip(scores.iloc[:0], ["a"]) is None
     assert "var(--accent)" in plots.trace("a", [[(0, 1.0), (1, float("nan")), (2, 1e-4)]])
+
+
+def test_losses_that_no_axis_can_span_are_left_out() -> None:
+    assert "<svg" in plots.trace("wild", [[(0, 1e308), (1, 2.0), (2, -1e308), (3, 1.0)]])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from torch import Tensor
 
 import fedsim
@@ -21,12 +22,20 @@ import fedsim.clients.app
 from fedsim.audit.stages import audit, conclude, federate
 from fedsim.clients.app import ClientSide
 from fedsim.core.files import read_json, save_tensors, tensors_from_bytes, write_json
+from fedsim.core.keyring import Key, Keyring
 from fedsim.core.learning import Update
-from fedsim.core.observation import Observation
-from fedsim.core.run import Run, list_observations, observation_name, truth_path
+from fedsim.core.observation import Observation, read_observation
+from fedsim.core.run import Run, list_observations, observation_name, truth_path, vault_key_path
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Vault
-from fedsim.scoring.canary import CANARY_TOLERANCE, check_canaries
+from fedsim.scoring.canary import (
+    CANARY_TOLERANCE,
+    Kept,
+    canary,
+    check_canaries,
+    computed_from,
+    keep_canaries,
+)
 from fedsim.scoring.scores import columns
 from tests.conftest import small_spec
 from tests.staging import short_report
@@ -181,6 +190,24 @@ def test_the_canary_catches_clients_that_say(
     assert_misspecified(run, control(federation))
 
 
+def _moved_position(update: Update) -> Update:
+    """Other than learned by what is less than the tolerance of the whole, all in one tensor."""
+    name = "pos_embed"
+    whole = sum(float(t.double().square().sum()) for t in update.tensors.values()) ** 0.5
+    moved = torch.randn(update.tensors[name].shape, generator=torch.Generator().manual_seed(5))
+    moved *= 0.9 * CANARY_TOLERANCE * whole / float(moved.norm())
+    return replace(update, tensors={**update.tensors, name: update.tensors[name] + moved})
+
+
+def test_the_canary_catches_a_change_of_one_tensor_that_is_nothing_beside_the_whole(
+    tmp_path: Path,
+) -> None:
+    with clients_that_send(_moved_position):
+        run = federate(small_spec(*VIT), tmp_path / "run")
+    chosen = [(1, client) for client in run.spec.cohort(1)]
+    assert min(check_canaries(run, chosen).values()) > CANARY_TOLERANCE
+
+
 @pytest.fixture
 def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that reads the summary alone."""
@@ -202,6 +229,50 @@ def test_a_canary_written_by_hand_is_computed_again(tmp_path: Path) -> None:
     write_json(run.canaries, dict.fromkeys(names, 0.0))  # as an older version kept them
     conclude(run)
     assert verdict(run)["verdict"] == "MIS-SPECIFIED"
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_a_canary_that_somebody_wrote_without_the_vaults_key_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with clients_that_send(LIES["400 examples for one"][1]):
+        run = audit(small_spec(WEAK, *VIT, UNCOUNTED), tmp_path / "run")
+    vault = Vault(run.vault)
+    known = {
+        observation_name(1, client): Kept(
+            error=0.0,
+            of=computed_from(
+                run.observations / f"{observation_name(1, client)}.json", vault.read(1, client), {}
+            ),
+        )
+        for client in run.spec.cohort(1)
+    }
+    with monkeypatch.context() as patch:  # with a key of their own
+        patch.setattr(Keyring, "present", lambda self: Key(b"1" * 32))
+        keep_canaries(run, known)
+    conclude(run)
+    assert verdict(run)["verdict"] == "MIS-SPECIFIED"
+    keep_canaries(run, known)  # whoever has the key is believed
+    conclude(run)
+    assert verdict(run)["canary"]["ok"]
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_pictures_put_beside_those_a_client_learned_from_are_told_and_not_scored(
+    control: Callable[[tuple[str, ...]], Run], tmp_path: Path
+) -> None:
+    run = Run(shutil.copytree(control(VIT).root, tmp_path / "run"))
+    vault, client = Vault(run.vault), run.spec.cohort(1)[0]
+    truth = vault.read(1, client)
+    decoys = torch.full((9, *truth.images.shape[1:]), 0.5)
+    labels = torch.cat([truth.labels, torch.zeros(9, dtype=torch.long)])
+    images = torch.cat([truth.images, decoys])
+    vault.write(1, client, replace(truth, images=images, labels=labels))
+    conclude(run)
+    assert set(run.scores["client"]) == set(run.spec.cohort(1)) - {client}
+    told = [event["message"] for event in run.events() if event["kind"] == "not_scored"]
+    assert told
+    assert all("it has images that no batch uses" in message for message in told)
 
 
 def test_a_canary_is_computed_once_for_what_it_was_computed_from(
@@ -257,11 +328,13 @@ def test_truths_that_do_not_say_whose_they_are_are_found_by_a_canary_of_their_ow
 ) -> None:
     run = Run(shutil.copytree(control(VIT).root, tmp_path / "run"))
     places = [truth_path(run.vault, 1, client) for client in run.spec.cohort(1)]
-    for place in places:  # as an older version wrote them
-        tensors, metadata = tensors_from_bytes(Vault(run.vault)._content(place), place)
+    opened = {place: Vault(run.vault)._content(place) for place in places}
+    for place, content in opened.items():  # as an older version wrote them, without a key
+        tensors, metadata = tensors_from_bytes(content, place)
         about = json.loads(metadata["about"])
         old = {key: about[key] for key in ("batches", "defense_seed", "trail", "stateful")}
         save_tensors(place, tensors, {"about": json.dumps(old)})
+    vault_key_path(run.vault).unlink()
     audit(run.spec, run.root)
     assert verdict(run)["verdict"] == verdict(control(VIT))["verdict"]
     assert not run.events()
@@ -343,24 +416,23 @@ def test_several_local_steps_replay_through_the_canary(tmp_path: Path) -> None:
     "lie",
     [
         {"protocol": {"lr": 0.1}},
-        {"protocol": {"mean": [0.4, 0.5, 0.6]}},
+        {"protocol": {"mean": (0.4, 0.5, 0.6)}},
         {"defenses": [{"name": "gaussian_noise", "std": 0.01}]},
     ],
 )
-def test_the_canary_calls_a_misdeclared_protocol_misspecified(tmp_path: Path, lie: dict) -> None:
-    spec = small_spec(
-        "train={rounds: 1, upload: delta, clients_per_round: 2, evaluate: false}",
-        "attacks=[{name: inverting_gradients, steps: 2}]",
-    )
+def test_a_replay_by_a_misdeclared_protocol_is_far_from_what_was_observed(
+    tmp_path: Path, lie: dict
+) -> None:
+    spec = small_spec("train={rounds: 1, upload: delta, clients_per_round: 2, evaluate: false}")
     run = federate(spec, tmp_path / "run")
-    for path in list_observations(run.observations):
-        about = read_json(path)
-        for key, value in lie.items():
-            about[key] = {**about[key], **value} if isinstance(value, dict) else value
-        write_json(path, about)
-    audit(spec, run.root)
-    assert run.summary["verdicts"][0]["verdict"] == "MIS-SPECIFIED"
-    assert not run.summary["verdicts"][0]["canary"]["ok"]
+    observation = read_observation(list_observations(run.observations)[0])
+    truth = Vault(run.vault).read(observation.round, observation.client)
+    if "protocol" in lie:
+        lie = {"protocol": replace(observation.public.protocol, **lie["protocol"])}
+    told = replace(observation, public=replace(observation.public, **lie))
+    cpu = torch.device("cpu")
+    assert canary(observation, truth, cpu) < CANARY_TOLERANCE / 10
+    assert canary(told, truth, cpu) > 10 * CANARY_TOLERANCE
 
 
 def test_dropout_that_the_attacker_cannot_replay_is_misspecified(tmp_path: Path) -> None:

@@ -11,14 +11,20 @@ import pandas as pd
 import pytest
 import torch
 
+from fedsim.audit.stages import audit
+from fedsim.audit.tensorboard import Events
+from fedsim.bench.table import aggregate
 from fedsim.campaign.jobs import Job
 from fedsim.campaign.plan import jobs_of, victims
+from fedsim.campaign.progress import Silent
 from fedsim.core.attack import Reconstruction
 from fedsim.core.files import write_json
 from fedsim.core.learning import Update
+from fedsim.core.metrics import CEILING_DB, psnr
 from fedsim.core.run import Run
 from fedsim.core.spec import Component
 from fedsim.core.vault import Truth, Vault
+from fedsim.report import write_report
 from fedsim.scoring.canary import relative_error
 from fedsim.scoring.scores import (
     Yardstick,
@@ -28,6 +34,9 @@ from fedsim.scoring.scores import (
     results_of,
     score_jobs,
 )
+from fedsim.viewer.app import create_app
+from tests.conftest import small_spec
+from tests.viewing import TOKEN, comparison, look
 
 
 @pytest.fixture
@@ -51,7 +60,7 @@ def test_a_damaged_result_costs_its_own_rows_and_is_told(run: Run) -> None:
     damaged.result.write_bytes(b"nothing")
     after = score_jobs(run, jobs(run))
     assert len(after) == len(before) - 1
-    assert len(list(results_of(jobs(run)))) == len(jobs(run)) - 1
+    assert len(list(results_of(jobs(run), run.spec.seed))) == len(jobs(run)) - 1
     (event,) = [event for event in run.events() if event["kind"] == "not_scored"]
     assert event["message"].startswith(f"{damaged.name} is not scored")
 
@@ -126,10 +135,20 @@ def test_the_distance_of_two_updates_is_relative_to_the_one_observed() -> None:
     observed = Update("gradient", {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])})
     near = Update("gradient", {"a": torch.tensor([3.0, 0.5]), "b": torch.tensor([4.0])})
     assert relative_error(observed, observed) == 0
-    assert relative_error(near, observed) == pytest.approx(0.1)
+    assert relative_error(near, observed) == pytest.approx(0.5 / 3)
     assert relative_error(Update("gradient", {"a": torch.ones(2)}), observed) == 1
     nothing = Update("gradient", {"a": torch.zeros(1)})
     assert relative_error(nothing, nothing) == 0
+
+
+def test_a_tensor_counts_by_its_own_size_unless_it_is_but_rounding() -> None:
+    observed = Update("gradient", {"large": torch.ones(100), "small": torch.full((1,), 0.1)})
+    changed = {**observed.tensors, "small": torch.full((1,), 0.11)}
+    assert relative_error(replace(observed, tensors=changed), observed) == pytest.approx(0.1)
+    rounding = {**observed.tensors, "small": torch.full((1,), 1e-8)}
+    nothing = {**observed.tensors, "small": torch.zeros(1)}
+    one, other = (replace(observed, tensors=tensors) for tensors in (rounding, nothing))
+    assert relative_error(one, other) == pytest.approx(1e-6, rel=1e-3)
 
 
 def test_whatever_attacks_read_of_an_update_counts_in_the_distance() -> None:
@@ -165,6 +184,43 @@ def test_a_result_of_another_observation_is_told_and_not_scored(run: Run) -> Non
     assert "made from another update than the one observed" in event["message"]
 
 
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"observation": ""}, "made from another update than the one observed"),
+        ({"made_by": ""}, "does not say which attack made it"),
+        ({"made_by": "somebody"}, "made by another attack, with other parameters or in another"),
+    ],
+)
+def test_a_result_that_does_not_name_what_it_was_made_from_is_not_scored(
+    run: Run, names: dict[str, str], words: str
+) -> None:
+    job = jobs(run)[0]
+    replace(Reconstruction.load(job.result), **names).save(job.result)
+    assert len(score_jobs(run, jobs(run))) == len(run.scores) - 1
+    assert len(list(results_of(jobs(run), run.spec.seed))) == len(jobs(run)) - 1
+    assert words in run.events()[-1]["message"]
+
+
+def test_a_result_of_a_version_that_named_nothing_is_taken_as_it_is(run: Run) -> None:
+    for job in jobs(run):
+        result = Reconstruction.load(job.result)
+        replace(result, observation="", made_by="").save(job.result)
+    assert len(score_jobs(run, jobs(run))) == len(run.scores)
+    assert not run.events()
+
+
+def test_a_result_in_the_folder_of_another_attack_is_told_and_not_scored(run: Run) -> None:
+    own = [job for job in jobs(run) if job.label == "patch_solve"]
+    for job in own:
+        baseline = replace(job, label="prior_only")
+        shutil.copy(baseline.result, job.result)
+    scores = score_jobs(run, jobs(run))
+    assert set(scores["attack"]) == {"prior_only"}
+    assert len([event for event in run.events() if event["kind"] == "not_scored"]) == len(own)
+    assert "made by another attack" in run.events()[-1]["message"]
+
+
 def test_a_result_with_more_guesses_than_pictures_is_not_scored(run: Run) -> None:
     images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     for many in (
@@ -192,3 +248,94 @@ def test_failures_come_with_their_reasons_even_where_the_file_is_damaged(run: Ru
     assert found[0] == told
     assert "which says why, is damaged" in found[1]["reason"]
     assert len(found) == 2
+
+
+def test_the_flat_colour_is_the_best_of_all(run: Run) -> None:
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    images[1] = torch.tensor([0.2, 0.4, 0.6]).view(3, 1, 1)
+    rows = score_jobs(run, [made(run, images, [1, 2], Reconstruction(images))])
+    assert list(rows.columns)[-1] == "psnr_flat"
+    assert rows["psnr_flat"][1] == pytest.approx(CEILING_DB, abs=20)  # flat itself, up to rounding
+    level = images[0].mean((1, 2), keepdim=True)
+    best = psnr(images[:1], level.expand(3, 8, 8)[None])
+    assert rows["psnr_flat"][0] == pytest.approx(float(best), abs=1e-4)
+    for other in (level + 0.02, level - 0.02, torch.full((3, 1, 1), 0.5)):
+        assert float(psnr(images[:1], other.expand(3, 8, 8)[None])) < rows["psnr_flat"][0]
+
+
+def test_no_more_guesses_are_scored_than_there_are_pictures_and_the_first_ones_are(
+    run: Run,
+) -> None:
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    grey = torch.full_like(images, 0.5)
+    job = Job(run.observations, run.reconstructions, 9, 0, Component(name="x"), "x", 0)
+    Vault(run.vault).write(9, 0, Truth(images, torch.tensor([1, 2]), [[0, 1], [1, 0]], 0, []))
+    for guess, labels, best in (
+        (torch.cat([grey, images]), [5, 6, 1, 2], 20.0),  # what is right comes too late
+        (torch.cat([images, grey]), [1, 2, 5, 6], 160.0),
+    ):
+        Reconstruction(guess, labels=torch.tensor(labels)).save(job.result)
+        rows = score_jobs(run, [job])
+        assert len(rows) == 2
+        assert rows["psnr"].max() <= best
+        assert rows["label_recovered"].tolist() == labels[:2]
+        pictures = load_pictures(run, job)
+        assert pictures is not None
+        assert len(pictures.result.images) == 2, "identification sees no more of them"
+    (event,) = [event for event in run.events() if event["kind"] == "left_out"]
+    assert (
+        "2 pictures stand behind the update; 2 of 4 pictures and 2 of 4 labels"
+        in (event["message"])
+    )
+
+
+def test_a_result_without_a_picture_is_not_scored(run: Run) -> None:
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert score_jobs(run, [made(run, images, [1, 2], Reconstruction(images[:0]))]).empty
+    assert "it holds no picture" in run.events()[-1]["message"]
+
+
+def test_a_client_that_takes_its_pictures_again_and_again_allows_no_more_guesses(
+    tmp_path: Path,
+) -> None:
+    train = "{rounds: 1, clients_per_round: 1, upload: delta, local_steps: 200, lr: 1.0e-4}"
+    spec = small_spec(
+        *("data.clients=60", f"train={train}", "train.evaluate=false", "audit.gallery=0"),
+        "model.options={patch_size: 16, depth: 1, embed_dim: 12, num_heads: 2}",
+        "attacks=[{name: 'tests.pretenders:Many', count: 200}]",
+    )
+    found = audit(spec, tmp_path / "run")
+    rows = found.scores.query("attack == 'Many'")
+    assert len(rows) < 200
+    assert rows["psnr"].nunique() > 1
+    assert (rows["label_recovered"].astype(int) < 8).all()
+    assert f"{200 - len(rows)} of 200 pictures" in str(found.summary["events"])
+    kept = load_pictures(found, jobs(found)[0])
+    assert kept is not None
+    assert float(kept.result.images.max()) < 0.5, "its first ones, which are the dark ones"
+
+
+def test_scores_from_before_there_were_flat_colours_open_everywhere(
+    small_run: Run, tmp_path: Path
+) -> None:
+    shelf = tmp_path / "shelf"
+    for name in ("one", "two"):
+        old = Run(shutil.copytree(small_run.root, shelf / name))
+        scores = old.scores.drop(columns=["psnr_flat"])
+        old.write_table("scores", scores, parquet=True)
+    write_report(old, jobs(old))
+    Events(Silent(), old.root).conclude(old)
+    viewer = create_app([shelf], TOKEN)
+    page = look(viewer, comparison(viewer, "one", "two"))
+    assert page.status_code == 200
+    assert "psnr_flat" not in old.scores
+    pictures = scores.assign(defense="none", strength="", seed=0)
+    cost = dict.fromkeys(("accuracy", "rounds_to_target", "epsilon"))
+    cost |= dict.fromkeys(("bytes_a_round", "upload_bytes", "round_seconds"), 1.0)
+    cell = {"defense": "none", "strength": "", "seed": 0, "doubt": "", "verdict": "LEAKS"}
+    counts = {"victims": 4, "victims_of": 4}
+    outcomes = [
+        {**cell, **cost, **counts, "attack": "patch_solve", "baseline": False},
+        {**cell, **cost, **counts, "attack": "prior_only", "baseline": True},
+    ]
+    assert aggregate(pictures, pd.DataFrame(outcomes))["recovered"].tolist() == [1.0]

@@ -1,0 +1,72 @@
+"""Words of a verdict: what an entry of the summary says, as one or two careful sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fedsim.scoring.recovery import ABOVE_BASELINE_DB
+
+PARTIAL_DB, PARTIAL_SSIM = 1.0, 0.05
+
+
+def words_of(entry: dict[str, Any]) -> str:
+    """What an entry with scores says; "not recovered" never reads as "safe"."""
+    name, mean = entry["attack"], entry["metrics"]["psnr"]["mean"]
+    base = entry["baseline"]["psnr"]
+    against = f" (a guess without the update: {base:.1f} dB)" if base is not None else ""
+    behind = f"{entry['victims']} of {entry['victims_of']} victims"
+    return {
+        "LEAKS": f"{name} reconstructed the clients' pictures: {mean:.1f} dB on average, "
+        f"{closest(entry)} for the worst-hit client{against}; {behind}.",
+        "PARTIAL": f"{name} learned more than a guess, {_extent(entry)}: {mean:.1f} dB on "
+        f"average{against}; {behind}.",
+        "NOT RECOVERED": f"{name} did not recover the pictures at this budget: {mean:.1f} dB on "
+        f"average{against}; {behind}.{_undecided(entry)} A stronger attack may.",
+        "INCOMPLETE": f"{name} is not done, because {entry.get('lacking')}: on {behind} no clear "
+        f"picture came back, {mean:.1f} dB on average{against}, which says nothing about the rest.",
+        "MIS-SPECIFIED": f"{name} attacked a protocol that is not the one the clients followed: "
+        f"their true batches, replayed, do not give their updates. Its scores say nothing about "
+        f"safety.",
+        "BASELINE": f"A guess that never sees the update scores {mean:.1f} dB; {behind}."
+        if entry["is_baseline"]
+        else f"{name} never looked at an update, so what it scores is a guess: {mean:.1f} dB on "
+        f"average{against}; {behind}.",
+    }[entry["verdict"]]
+
+
+def _decibel(value: float) -> str:
+    return f"{value:.1f} dB"
+
+
+def closest(entry: dict[str, Any], told: Callable[[float], str] = _decibel) -> str:
+    """The closest reconstruction; also once shifted into place, where that makes a difference."""
+    in_place = entry["metrics"]["psnr"]["worst_case"]
+    shifted = entry["metrics"].get("psnr_registered", {}).get("worst_case")
+    if shifted is None or in_place is None or shifted - in_place < ABOVE_BASELINE_DB:
+        return told(in_place)
+    return f"{told(in_place)} ({told(shifted)} once shifted into place)"
+
+
+def stand_out_words(stand_out: dict[str, Any]) -> str:
+    """How many pictures stand out from a guess, and the closest of them."""
+    count, of = stand_out["pictures"], stand_out["of"]
+    verb = "stands" if count == 1 else "stand"
+    return (
+        f"{count} of {of} pictures {verb} out from a guess (the closest: {stand_out['where']}, "
+        f"{stand_out['psnr']:.1f} dB, SSIM {stand_out['ssim']:.2f})"
+    )
+
+
+def _extent(entry: dict[str, Any]) -> str:
+    if not entry["stand_out"]:
+        return "without a clear picture"
+    return f"and {stand_out_words(entry['stand_out'])}"
+
+
+def _undecided(entry: dict[str, Any]) -> str:
+    """One update has no interval, so a mean above the guess decides nothing; but it is told."""
+    mean, base = entry["metrics"]["psnr"]["mean"], entry["baseline"]["psnr"]
+    if entry["groups"] > 1 or base is None or mean - base <= PARTIAL_DB:
+        return ""
+    return f" That it is {mean - base:.1f} dB above a guess may be chance with one update alone."
