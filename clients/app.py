@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -18,15 +19,20 @@ from fedsim.core import wire
 from fedsim.core.coin import coin_of, drawn_secret, training_seed
 from fedsim.core.defense import Defense
 from fedsim.core.device import resolve_device, threads
-from fedsim.core.errors import VaultError
+from fedsim.core.errors import DamagedError, VaultError
+from fedsim.core.files import read_json, write_json
+from fedsim.core.guard import Scene
 from fedsim.core.keyring import Key
 from fedsim.core.learning import Protocol, Trail, Update, batchnorm_buffers, learn, recall
 from fedsim.core.models import build_architecture
 from fedsim.core.observation import update_checksum
+from fedsim.core.run import notice_path
 from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Truth, Vault, distinct
 from fedsim.defenses.applied import declared, prepared
+from fedsim.defenses.guards import create_guards
+from fedsim.defenses.guards.watch import guarded_before, inspected
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,18 @@ class ClientSide:
         """The batches of a round."""
         return draw_batches(self.spec, round_, client, holding)
 
+    def post(self, round_: int, client: int, digest: str) -> None:
+        """Tell the other clients the digest of what this one is going to be sent. Simulated clients
+        have a board for that, which no server writes to."""
+        write_json(notice_path(self.vault, round_, client), {"digest": digest})
+
+    def notices(self, round_: int) -> dict[int, str] | None:
+        """What the clients of a round say that they receive; None where they cannot talk."""
+        return {
+            client: _notice(notice_path(self.vault, round_, client))
+            for client in self.spec.cohort(round_)
+        }
+
     def holding(self, client: int) -> Holding:
         if self.data is None:
             return simulated_holding(self.spec, client)
@@ -71,6 +89,12 @@ class DeployedSide(ClientSide):
     def opened(self) -> Vault:
         return Vault(self.vault, self.key, [self.keys] if self.keys else None)
 
+    def post(self, round_: int, client: int, digest: str) -> None:
+        """There is no board between machines: somebody would have to run one whom all trust."""
+
+    def notices(self, round_: int) -> dict[int, str] | None:
+        return None
+
     def secret(self, round_: int, client: int) -> int:
         return drawn_secret()
 
@@ -84,12 +108,16 @@ def make_client_app(side_of: Callable[[Context], ClientSide]) -> ClientApp:
 
     @app.query()
     def who(message: Message, context: Context) -> Message:
-        return Message(wire.introduction(wire.client_of(context)), reply_to=message)
+        client = wire.client_of(context)
+        if (announced := wire.announced_digest(message)) is not None:
+            round_, digest_ = announced
+            side_of(context).post(round_, client, digest_)
+        return Message(wire.introduction(client), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         with threads(1):
-            reply = _or_fault(lambda: wire.upload(train_client(*_asked(message, context, side_of))))
+            reply = _or_fault(lambda: _replied(train_client(*_asked(message, context, side_of))))
         return Message(reply, reply_to=message)
 
     @app.evaluate()
@@ -120,8 +148,21 @@ def _or_fault(answer: Callable[[], RecordDict]) -> RecordDict:
         return wire.fault(str(error))
 
 
-def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, Tensor]) -> Update:
-    """One client's work in one round; what it learned from goes into its vault."""
+def _replied(outcome: Update | Refused) -> RecordDict:
+    return wire.upload(outcome) if isinstance(outcome, Update) else wire.refusal(outcome.words)
+
+
+class Refused(NamedTuple):
+    """A client's guards kept it from uploading; why."""
+
+    words: str
+
+
+def train_client(
+    side: ClientSide, round_: int, client: int, weights: dict[str, Tensor]
+) -> Update | Refused:
+    """One client's work in one round; what it learned from goes into its vault, and so does what
+    its guards found."""
     spec, vault = side.spec, side.opened()
     device = resolve_device(spec.engine.device)
     cohort = spec.cohort(round_)
@@ -135,23 +176,47 @@ def train_client(side: ClientSide, round_: int, client: int, weights: dict[str, 
     model = _model(spec, holding, stored, weights, defenses, trail).to(device)
     secret = side.secret(round_, client)
     drawn = side.drawn(round_, client, holding, secret)
+    images, labels, layout = distinct(drawn)
+    batches = [(pictures.to(device), targets.to(device)) for _, (pictures, targets) in drawn]
+    protocol = Protocol.of(spec.train, spec.data)
+    watch = inspected(
+        create_guards(spec.guards),
+        Scene(
+            round_, client, model, batches, protocol, guarded_before(stored), side.notices(round_)
+        )
+        if spec.guards
+        else None,
+    )
+    if watch.refusal is not None:
+        truth = Truth(images, labels, layout, secret, trail.entries, findings=watch.plain())
+        vault.write(round_, client, truth)
+        return Refused(watch.refusal)
     update = learn(
         model,
-        [(images.to(device), labels.to(device)) for _, (images, labels) in drawn],
-        Protocol.of(spec.train, spec.data),
+        batches,
+        protocol,
         defenses=defenses,
         rng=coin_of(secret),
         seed=training_seed(secret),
         trail=trail,
     )
-    images, labels, layout = distinct(drawn)
-    state = trail.kept_back
+    state = trail.kept_back | watch.kept
     if spec.train.batchnorm == "local":
         state = state | batchnorm_buffers(model)
     sent = update_checksum(update)
-    truth = Truth(images, labels, layout, secret, trail.entries, update=sent)
+    truth = Truth(
+        *(images, labels, layout, secret, trail.entries), update=sent, findings=watch.plain()
+    )
     vault.write(round_, client, truth, state)
     return update
+
+
+def _notice(path: Path) -> str:
+    """What a client posted; nothing, where it did not."""
+    try:
+        return str(read_json(path)["digest"])
+    except (FileNotFoundError, DamagedError, KeyError, TypeError):
+        return ""
 
 
 def evaluate_client(

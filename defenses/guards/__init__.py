@@ -12,9 +12,11 @@ from typing import Any
 from fedsim.core.errors import SpecError
 from fedsim.core.guard import Guard
 from fedsim.core.registry import build
-from fedsim.core.spec import Component
+from fedsim.core.spec import Component, Spec
 
-__all__ = ["GUARDS", "Guard", "create_guard", "create_guards"]
+__all__ = ["COMPARING", "GUARDS", "Guard", "compares", "create_guard", "create_guards"]
+
+COMPARING = "same_model"  # the guard for which clients tell each other what they received
 
 GUARDS: dict[str, str] = {
     "d_snr": "fedsim.defenses.guards.d_snr:DSnr",
@@ -40,3 +42,8 @@ def create_guards(components: Iterable[Component | Mapping[str, Any]]) -> list[G
         if names.count(name) > 1:
             raise SpecError(f"the guard '{name}' is listed twice.")
     return [create_guard(component.name, **component.params) for component in listed]
+
+
+def compares(spec: Spec) -> bool:
+    """Whether the clients of a federation tell each other what they receive."""
+    return any(component.name == COMPARING for component in spec.guards)

@@ -35,13 +35,18 @@ from fedsim.core.observation import (
     read_weights,
     recorded_checksum,
     refuse_foreign,
+    remembered,
 )
 from fedsim.core.run import Run, observation_name, vault_key_path, weights_path
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Vault
 from fedsim.federation.checkpoint import Checkpoint, read_checkpoint, write_checkpoint, write_rounds
 
-ABSENT = ("client_failed", "client_silent")  # events of clients that left nothing in a round
+ABSENT = (
+    "client_failed",
+    "client_silent",
+    "client_refused",
+)  # events of clients that left nothing in a round
 _LAST_PART = b"\0\0\0\0IEND\xaeB`\x82"  # of every PNG
 
 
@@ -195,10 +200,11 @@ def _redo(run: Run, spec: Spec, checkpoint: Checkpoint, round_: int) -> int:
     earlier = [] if checkpoint.state else [r for r in observed_rounds(spec) if 1 < r <= round_]
     for start in reversed(earlier):
         try:
-            weights = read_weights(weights_path(run.observations, start))
+            path = weights_path(run.observations, start)
+            weights, memory = read_weights(path), remembered(path)
         except FedsimError:
             continue
-        write_checkpoint(run, Checkpoint(checkpoint.rows[: start - 1], weights, {}))
+        write_checkpoint(run, Checkpoint(checkpoint.rows[: start - 1], weights, {}, memory))
         return start
     run.checkpoint.unlink()
     return 1

@@ -17,12 +17,13 @@ from fedsim.campaign.plan import after_lessons, check_needs, jobs_on, lessons_on
 from fedsim.campaign.pools import InlinePool
 from fedsim.campaign.progress import Silent, Watch
 from fedsim.core.attack import Reconstruction
-from fedsim.core.errors import FedsimError, ObservationError
+from fedsim.core.errors import FedsimError, ObservationError, SpecError
 from fedsim.core.files import read_json
-from fedsim.core.knowledge import Secrets, refuse_unplayed
+from fedsim.core.knowledge import THREATS, Secrets
 from fedsim.core.metrics import psnr
+from fedsim.core.observation import chosen_in
 from fedsim.core.run import Run, address_of, list_observations, paths
-from fedsim.core.spec import Component, Spec, load_spec
+from fedsim.core.spec import Component, Spec, ThreatSpec, load_spec
 from fedsim.scoring.scores import load_pictures
 
 
@@ -47,7 +48,7 @@ def attack_offline(
     observations = files[0].parents[1].absolute()
     named = announced_in(observations) | import_paths(spec.threat)
     refuse_strangers(observations, named, import_paths(component), trust=trust)
-    refuse_unplayed(spec.threat)
+    _refuse_honest(files, spec.threat)
     check_needs(component, spec)
     results = (output or run.offline).absolute()
     label, learned = component.short_name, results / paths.LEARNED
@@ -99,6 +100,16 @@ def _spec(run: Run, threat: str | None) -> Spec:
     """The spec the observations were made with, or the defaults for files that travelled alone."""
     overrides = [f"threat={threat}"] if threat else []
     return load_spec(run.spec.model_dump(mode="json") if run.spec_path.is_file() else {}, overrides)
+
+
+def _refuse_honest(files: list[Path], threat: ThreatSpec) -> None:
+    """Raise for an active server's threat model where no observation has weights of its choice."""
+    active = THREATS[threat.model]
+    if active.deeds and not any(chosen_in(path) for path in files):
+        raise SpecError(
+            f"threat {active.letter} ({active.name}) changes the weights it sends, and nobody was "
+            f"sent such in '{files[0].parent}'; C is the same server without that."
+        )
 
 
 def _without_truth(run: Run, spec: Spec, job: AnyJob) -> Secrets:

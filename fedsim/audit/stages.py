@@ -39,10 +39,16 @@ from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import read_json, write_json
 from fedsim.core.metrics import METRICS
 from fedsim.core.observation import is_finite
-from fedsim.core.run import Run, address_of, list_lessons, list_observations
+from fedsim.core.run import (
+    Run,
+    address_of,
+    list_lessons,
+    list_observations,
+    observation_path,
+)
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Vault
-from fedsim.federation.aggregation import create_strategy
+from fedsim.federation.aggregation import create_strategy, masking
 from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.federation.engines import run_federation
 from fedsim.federation.strategy import AdversarialStrategy
@@ -107,12 +113,22 @@ def _attack(plan: Plan, run: Run, watch: Watch) -> None:
                 drop_unusable(run, job)
                 pool.submit(after_lessons(job, run.learned.absolute(), len(observed)))
 
+    # One of the uploads that a cohort masked together means nothing before all are there.
+    together = masking(spec) is not None
+
+    def capture(round_: int, client: int) -> None:
+        if not together:
+            attack(round_, client)
+
     def teach(round_: int) -> None:
+        for client in spec.cohort(round_) if together else []:
+            if _is_kept(run, round_, client):
+                attack(round_, client)
         for lesson in lessons_of(run, spec, [round_]):
             pool.submit(lesson)
 
     try:
-        strategy = _strategy(plan, run, watch, on_observation=attack, on_committed=teach)
+        strategy = _strategy(plan, run, watch, on_observation=capture, on_committed=teach)
         for path in list_observations(run.observations):
             # A round that was cut short left observations too, and is done again.
             if address_of(path)[0] <= strategy.rounds_done and is_finite(path):
@@ -236,6 +252,7 @@ def _strategy(plan: Plan, run: Run, watch: Watch, **calls: Any) -> AdversarialSt
         on_round=watch.round_done,
         **calls,
         stop=threading.Event(),
+        active=plan.active(at_hand=run.classes is None),
     )
 
 
@@ -256,6 +273,12 @@ def _refuse_to_simulate(run: Run) -> None:
             f"'{run.root}' is of clients elsewhere and some of its rounds are missing; go on with "
             f"the `fedsim deploy` that began it."
         )
+
+
+def _is_kept(run: Run, round_: int, client: int) -> bool:
+    """Whether an observation is there that can be attacked."""
+    path = observation_path(run.observations, round_, client).with_suffix(".json")
+    return path.is_file() and is_finite(path)
 
 
 def _require_observations(run: Run) -> None:

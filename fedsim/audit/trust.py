@@ -14,6 +14,7 @@ from typing import Any
 
 from fedsim.attacks import ATTACKS
 from fedsim.attacks.generators import GENERATORS
+from fedsim.attacks.manoeuvres import MANOEUVRES
 from fedsim.clients.data.datasets import DATASETS
 from fedsim.clients.data.hub import PREFIX
 from fedsim.core.errors import DamagedError, FedsimError, RunError, SpecError
@@ -22,8 +23,9 @@ from fedsim.core.registry import is_registered
 from fedsim.core.run import Run, list_observations
 from fedsim.core.spec import Component, Spec, ThreatSpec
 from fedsim.defenses import DEFENSES
+from fedsim.defenses.guards import GUARDS
 
-_OURS = {**ATTACKS, **DEFENSES, **DATASETS, **GENERATORS}
+_OURS = {**ATTACKS, **DEFENSES, **GUARDS, **MANOEUVRES, **DATASETS, **GENERATORS}
 
 
 def import_paths(*parts: Spec | ThreatSpec | Component) -> set[str]:
@@ -40,7 +42,9 @@ def announced_in(observations: Path) -> set[str]:
         except (FileNotFoundError, DamagedError):
             continue
         if isinstance(about, Mapping):
-            found |= set(_foreign(about.get("defenses")))
+            chosen = about.get("chosen")
+            manoeuvre = chosen.get("manoeuvre") if isinstance(chosen, Mapping) else None
+            found |= {*_foreign(about.get("defenses")), *_foreign(manoeuvre)}
     return found
 
 
@@ -92,7 +96,9 @@ def _naming(part: Spec | ThreatSpec | Component) -> list[Any]:
     if isinstance(part, ThreatSpec):
         surrogate, generator = part.surrogate, part.generator
         return [surrogate and surrogate.name, generator and [generator.name, generator.options]]
-    components = [_naming(component) for component in (*part.attacks, *part.defenses)]
+    server = [part.server.manoeuvre] if part.server.manoeuvre else []
+    named = (*part.attacks, *part.defenses, *part.guards, *server)
+    components = [_naming(component) for component in named]
     return [part.data.name, *components, *_naming(part.threat)]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedsim.attacks import code_of, create_attack
 from fedsim.attacks.generators import load_generator
+from fedsim.campaign.seen import isolated_in, read_from, read_seen
 from fedsim.core.attack import (
     Learner,
     Lesson,
@@ -38,8 +39,9 @@ from fedsim.core.knowledge import (
     View,
     granted_by,
 )
+from fedsim.core.manoeuvre import Isolated
 from fedsim.core.notebook import Notebook
-from fedsim.core.observation import Observation, is_finite, read_observation, recorded_checksum
+from fedsim.core.observation import Observation, is_finite, recorded_checksum
 from fedsim.core.plain import plain_lesson, plain_progress, plain_result
 from fedsim.core.prior_networks import load_prior
 from fedsim.core.run import (
@@ -160,7 +162,7 @@ def observed_by(job: AnyJob, granted: frozenset[str]) -> list[Path]:
     """The observations that a job may open: its own, or all up to its round."""
     attack = create_attack(job.attack.name, **job.attack.params)
     if isinstance(job, Job) and not reads_traffic(attack, granted):
-        return [job.observation]
+        return read_from(job.observation, granted)
     return [
         path for path in list_observations(job.observations) if address_of(path)[0] <= job.round
     ]
@@ -179,7 +181,7 @@ def traffic_of(
     def open_(round_: int, client: int) -> View:
         path = observation_path(observations, round_, client)
         desk = Desk(seed ^ (round_ << 20) ^ client, read)
-        return _view(read_observation(path), handout, desk)
+        return _view(read_seen(path, handout.granted), handout, desk)
 
     return Traffic(addresses, open_)
 
@@ -190,6 +192,7 @@ def _view(
     desk: Desk,
     secrets: Secrets | None = None,
     traffic: Callable[[], Traffic] | None = None,
+    isolated: Isolated | None = None,
 ) -> View:
     """What the threat model grants on one observation."""
     prior, generator = handout.threat.prior, handout.threat.generator
@@ -197,7 +200,7 @@ def _view(
     return View(
         observation,
         handout.granted,
-        _announced(observation, handout.granted),
+        _announced(observation, handout.granted, isolated),
         assets=Assets(
             handout.surrogate,
             partial(load_prior, prior) if prior is not None else None,
@@ -206,20 +209,22 @@ def _view(
         secrets=secrets,
         traffic=traffic,
         desk=desk,
+        isolated=isolated,
     )
 
 
-def _announced(observation: Observation, granted: frozenset[str]) -> Announced:
+def _announced(
+    observation: Observation, granted: frozenset[str], isolated: Isolated | None
+) -> Announced:
     """What the federation agreed on, without what is not granted: whoever knows the architecture
     but not the defenses gets the model they leave, and not how it was made."""
+    update = isolated.update if isolated is not None else observation.update
     public, defenses = observation.public, observation.public.defenses
     if defenses and "defenses" not in granted:
         model = announced(public) if "architecture" in granted else torch.nn.Identity()
         return Announced(partial(copy.deepcopy, model))
     parts = public.architecture, public.num_classes, public.image_size
-    return Announced(
-        partial(built, *parts, defenses), partial(countered, observation.update, defenses)
-    )
+    return Announced(partial(built, *parts, defenses), partial(countered, update, defenses))
 
 
 def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) -> Lesson:
@@ -252,22 +257,35 @@ def perform(
 ) -> Reconstruction:
     """Run one job here and now. What comes back is the testbed's own, and none of its author's code
     runs after the seal is off."""
-    observation = read_observation(job.observation)
+    observation = read_seen(job.observation, handout.granted)
     desk = Desk(job.seed(handout.seed), [], Notebook(job.notebook), job.memory)
     folder, blank = job.observations, handout.blank()
     traffic = partial(traffic_of, folder, blank, job.round, desk.seed, desk.ledger)
-    view = _view(observation, handout, desk, secrets, traffic)
     attack = create_attack(job.attack.name, **job.attack.params)
     began = time.perf_counter()
     device = resolve_device(handout.device)
-    with sealed():
-        told = plain_progress(progress)
-        result = plain_result(attack.reconstruct(view, device=device, progress=told))
+    # The baseline guesses at the whole batch, whatever a manoeuvre leaves of it.
+    found = None if job.attack.is_baseline else isolated_in(observation, handout.granted)
+    if found is not None and not found.pictures:
+        result = _nothing_left(observation, found)
+        desk.ledger.extend(["tampering", "update"])  # what the server found that out by
+    else:
+        view = _view(observation, handout, desk, secrets, traffic, found)
+        with sealed():
+            told = plain_progress(progress)
+            result = plain_result(attack.reconstruct(view, device=device, progress=told))
+        result.notes += [found.words] if found is not None and found.words else []
+        _check(result, observation)
     result.seconds = time.perf_counter() - began
     result.ledger, result.observation = list(desk.ledger), observation.checksum
     result.made_by, result.code = job.digest(handout.seed), code_of(job.attack.name)
-    _check(result, observation)
     return result
+
+
+def _nothing_left(observation: Observation, found: Isolated) -> Reconstruction:
+    """The result on an update that no picture is left in: no picture is claimed."""
+    side = observation.public.image_size
+    return Reconstruction(torch.zeros(0, 3, side, side), notes=[found.words])
 
 
 def _check(result: Reconstruction, observation: Observation) -> None:

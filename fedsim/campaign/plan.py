@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsim.attacks import create_attack
 from fedsim.attacks.generators import generator_metadata, load_generator, takes_labels
+from fedsim.attacks.manoeuvres import create_manoeuvre
 from fedsim.campaign.jobs import Job, LessonJob
 from fedsim.campaign.surrogate import check_surrogate, find_surrogate, same_data
 from fedsim.clients import check_shards, images_of
@@ -18,6 +19,7 @@ from fedsim.core.attack import BASELINE, lessons_needed, needs_of, reads_traffic
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import NotGranted, SpecError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by, refuse_unplayed
+from fedsim.core.manoeuvre import Manoeuvre
 from fedsim.core.models import build_model
 from fedsim.core.observation import Public
 from fedsim.core.prior_networks import load_prior
@@ -25,6 +27,8 @@ from fedsim.core.run import Run, lesson_path
 from fedsim.core.seal import sealed
 from fedsim.core.spec import Component, Spec
 from fedsim.defenses.applied import declared, prepared
+from fedsim.defenses.guards import create_guards
+from fedsim.federation.active import ActiveServer
 from fedsim.federation.aggregation import create_strategy
 
 
@@ -36,13 +40,24 @@ class Plan:
     public: Public
     initial: dict[str, Tensor]
 
+    def active(self, *, at_hand: bool = True) -> ActiveServer | None:
+        """The server's side of its manoeuvre; None for an honest one."""
+        manoeuvre = manoeuvre_of(self.spec)
+        if manoeuvre is None:
+            return None
+        reads = "surrogate" in granted_by(self.spec.threat) & (manoeuvre.needs | manoeuvre.uses)
+        surrogate = load_surrogate(self.spec, at_hand=at_hand) if reads else None
+        return ActiveServer(manoeuvre, self.spec, self.public, surrogate)
+
 
 def prepare(spec: Spec, classes: int | None = None) -> Plan:
     """Find every mistake that can be found before a round runs.
 
     Given the number of ``classes``, the data set is not opened: the clients have it, each a part.
     """
-    refuse_unplayed(spec.threat)
+    refuse_unplayed(spec.threat, spec.server)
+    _check_manoeuvre(spec)
+    create_guards(spec.guards)
     for _, component in labelled_attacks(spec):
         check_needs(component, spec)
     defenses = declared(spec.defenses)
@@ -60,9 +75,39 @@ def prepare(spec: Spec, classes: int | None = None) -> Plan:
     model = build_model(
         spec.model, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed
     )
-    state = prepared(model, defenses).state_dict()
-    initial = {name: tensor.clone() for name, tensor in state.items()}
-    return Plan(spec, Public.of(spec, classes), initial)
+    model, public = prepared(model, defenses), Public.of(spec, classes)
+    initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if (manoeuvre := manoeuvre_of(spec)) is not None:
+        with sealed():
+            manoeuvre.check_model(model, public)
+    return Plan(spec, public, initial)
+
+
+def manoeuvre_of(spec: Spec) -> Manoeuvre | None:
+    """What an active server does to the weights it sends; None for an honest one."""
+    component = spec.server.manoeuvre
+    return None if component is None else create_manoeuvre(component.name, **component.params)
+
+
+def _check_manoeuvre(spec: Spec) -> None:
+    """Refuse a manoeuvre that needs more than the threat model grants, or has nobody to act on."""
+    manoeuvre = manoeuvre_of(spec)
+    if manoeuvre is None:
+        return
+    assert spec.server.manoeuvre is not None
+    lacking = sorted(manoeuvre.needs - granted_by(spec.threat))
+    if lacking:
+        enough = [t.letter for t in THREATS.values() if manoeuvre.needs <= t.grants]
+        advice = f"; threat {enough[0]} does" if enough else ""
+        raise NotGranted(
+            f"the manoeuvre '{spec.server.manoeuvre.name}' needs {', '.join(lacking)} "
+            f"({FIELDS[lacking[0]]}), which threat {spec.threat.model} does not grant{advice}."
+        )
+    if not set(spec.tampered_rounds) & set(spec.audited_rounds):
+        raise SpecError(
+            "no round that the server tampers with is audited: its manoeuvre has no victims; let "
+            "server.rounds and audit.rounds meet."
+        )
 
 
 def check_needs(component: Component, spec: Spec) -> None:
@@ -71,7 +116,7 @@ def check_needs(component: Component, spec: Spec) -> None:
     granted, needs = granted_by(spec.threat), needs_of(attack)
     lacking = sorted(needs - granted)
     if lacking:
-        enough = [t.letter for t in THREATS.values() if needs <= t.grants and not t.lacking]
+        enough = [t.letter for t in THREATS.values() if needs <= t.grants]
         advice = f"; threat {enough[0]} does" if enough else ""
         raise NotGranted(
             f"the attack '{component.name}' needs {', '.join(lacking)} ({FIELDS[lacking[0]]}), "

@@ -23,7 +23,8 @@ from fedsim.campaign.jobs import AnyJob, Handout, Job, LessonJob, observed_by, w
 from fedsim.core.attack import Lesson, Progress, Reconstruction
 from fedsim.core.files import write_atomically
 from fedsim.core.knowledge import Secrets
-from fedsim.core.run import address_of, paths, weights_path
+from fedsim.core.observation import recorded_files
+from fedsim.core.run import paths
 from fedsim.core.spec import ThreatSpec
 
 _OBSERVATIONS, _MEMORY, _RESULTS, _THREAT = "observations", "memory", "results", "threat"
@@ -44,11 +45,7 @@ def reads(job: AnyJob, handout: Handout) -> dict[str, Path]:
     files: dict[str, Path] = {}
     observed = observed_by(job, handout.granted)
     for path in observed:
-        for file in (path, path.with_suffix(".safetensors")):
-            files[f"{_OBSERVATIONS}/{file.relative_to(job.observations)}"] = file
-    for round_ in {address_of(path)[0] for path in observed}:
-        weights = weights_path(job.observations, round_)
-        for file in (weights, weights.with_suffix(".json")):
+        for file in recorded_files(path):
             files[f"{_OBSERVATIONS}/{file.relative_to(job.observations)}"] = file
     if job.memory is not None:
         for file in _below(job.memory):

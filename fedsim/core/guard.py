@@ -6,6 +6,8 @@ It says how suspicious they are (``score``) and from where on it speaks up (``li
 
 from __future__ import annotations
 
+import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,7 +55,8 @@ class Finding:
 
     def plain(self) -> dict[str, Any]:
         """For a file."""
-        about = {"guard": self.guard, "score": self.score, "limit": self.limit}
+        score = self.score if math.isfinite(self.score) else sys.float_info.max
+        about = {"guard": self.guard, "score": score, "limit": self.limit}
         return {**about, "words": self.words, "fired": self.fired, "refused": self.refused}
 
 

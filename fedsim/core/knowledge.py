@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from fedsim.core.defense import Informed
 from fedsim.core.errors import NotGranted, SpecError, did_you_mean
 from fedsim.core.learning import Colour, Protocol, Update
+from fedsim.core.manoeuvre import Isolated
 from fedsim.core.notebook import Notebook
 from fedsim.core.observation import Observation
 from fedsim.core.seal import is_sealed as is_sealed
 from fedsim.core.seal import sealed as sealed
 from fedsim.core.seeds import seed_from
-from fedsim.core.spec import ThreatSpec
+from fedsim.core.spec import ServerSpec, ThreatSpec
 
 FIELDS: dict[str, str] = {
     "update": "the update the client uploaded",
@@ -64,6 +65,8 @@ READERS: dict[str, str] = {
     "priors": "prior",
     "generator": "generator",
     "batch_statistics": "batch_statistics",
+    "tampering": "chosen",
+    "client_choice": "asked",
     "traffic": "traffic",
     "oracle_labels": "oracle_labels",
 }
@@ -80,9 +83,9 @@ class Threat:
     words: str
 
     @property
-    def lacking(self) -> frozenset[str]:
-        """What an active server would do under it that this testbed does not do yet."""
-        return (self.grants & ACTIVE) - READERS.keys()
+    def deeds(self) -> frozenset[str]:
+        """What a server does under it, beside what it knows."""
+        return self.grants & ACTIVE
 
 
 def _threats() -> dict[str, Threat]:
@@ -121,15 +124,27 @@ def granted_by(threat: ThreatSpec) -> frozenset[str]:
     return ((THREATS[threat.model].grants | extra) & READERS.keys()) - set(threat.withhold)
 
 
-def refuse_unplayed(threat: ThreatSpec) -> None:
-    """Raise for a threat model that no attack can play: its audit would be that of another one."""
+def refuse_unplayed(threat: ThreatSpec, server: ServerSpec) -> None:
+    """Raise where a server does not do what its threat model is about, or does more: the audit
+    would be that of another one."""
     chosen = THREATS[threat.model]
-    if chosen.lacking:
-        deed = FIELDS[max(chosen.lacking)]
+    about = f"threat {chosen.letter} ({chosen.name})"
+    if server.manoeuvre is not None and "tampering" not in chosen.deeds:
         raise SpecError(
-            f"threat {chosen.letter} ({chosen.name}) cannot be audited yet: {deed}, and no attack "
-            f"here does; C is the same server without that, D and E know more."
+            f"server.manoeuvre changes the weights that are sent, which {about} does not grant; "
+            f"threat F does, G with data of the server's own, H with clients of its choice."
         )
+    if server.clients and "client_choice" not in chosen.deeds:
+        raise SpecError(
+            f"server.clients chooses whom to ask, which {about} does not grant; H does."
+        )
+    if server.manoeuvre is None and "tampering" in chosen.deeds:
+        raise SpecError(
+            f"{about} changes the weights it sends: say how, server.manoeuvre.name=fishing; C is "
+            f"the same server without that."
+        )
+    if not server.clients and "client_choice" in chosen.deeds:
+        raise SpecError(f"{about} chooses whom it asks: say whom, server.clients=[0].")
 
 
 ModelFactory = Callable[[], nn.Module]
@@ -207,16 +222,18 @@ class View:
         secrets: Secrets | None = None,
         traffic: Callable[[], Traffic] | None = None,
         desk: Desk | None = None,
+        isolated: Isolated | None = None,
     ):
         assets, secrets = assets or Assets(), secrets or Secrets()
         public, protocol = observation.public, observation.public.protocol
+        chosen = observation.chosen
         known: dict[str, Any] = {
-            "update": observation.update,
+            "update": isolated.update if isolated is not None else observation.update,
             "weights": observation.weights,
             "architecture": (announced.model, protocol.mode),
             "image_size": public.image_size,
             "normalisation": (protocol.mean, protocol.std),
-            "batch_size": public.batch_size,
+            "batch_size": isolated.pictures if isolated is not None else public.batch_size,
             "optimizer": _training_of(protocol),
             "learning_rate": protocol.lr,
             "local_steps": (public.local_steps, public.local_epochs),
@@ -226,6 +243,8 @@ class View:
             "batch_statistics": secrets.statistics,
             "priors": assets.prior,
             "generator": assets.generator,
+            "tampering": (isolated, dict(chosen.about) if chosen is not None else {}),
+            "client_choice": tuple(chosen.asked) if chosen is not None else (),
             "traffic": traffic,
         }
         self._known = {field: known[field] for field in granted if known.get(field) is not None}
@@ -327,6 +346,27 @@ class View:
     def batch_statistics(self) -> Statistics:
         """Mean and variance of the private batch at every BatchNorm layer."""
         value: Statistics = self._field("batch_statistics")
+        return value
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """What the server chose this client's weights for; empty where it sent the round's."""
+        value: dict[str, Any] = self._field("tampering")[1]
+        return value
+
+    @property
+    def isolated(self) -> Isolated | None:
+        """What the server's manoeuvre left of the batch; None where it left it whole, and where
+        the server changes nothing. `update` and `batch_size` are of what is left."""
+        if not self.grants("tampering"):
+            return None
+        value: Isolated | None = self._field("tampering")[0]
+        return value
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """The clients that the server asks in every round."""
+        value: tuple[int, ...] = self._field("client_choice")
         return value
 
     def prior(self) -> PriorModel:

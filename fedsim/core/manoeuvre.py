@@ -7,7 +7,6 @@ but the server's own choice stands in it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -95,7 +94,7 @@ class Isolated:
     words: str = ""
 
 
-class Manoeuvre(ABC):
+class Manoeuvre:
     """Base of every manoeuvre: a frozen dataclass of its parameters.
 
     ``needs``: fields of `fedsim.core.knowledge` without which it is refused; ``uses``: fields that
@@ -104,17 +103,14 @@ class Manoeuvre(ABC):
 
     needs: ClassVar[frozenset[str]] = frozenset({"tampering"})
     uses: ClassVar[frozenset[str]] = frozenset()
+    alike: ClassVar[bool] = False  # whether all clients of a round are sent the same
 
     def check_model(self, model: nn.Module, public: Public) -> None:
         """Raise a SpecError for a federation in which it cannot work, before a round runs."""
 
-    def prepare_model(self, model: nn.Module) -> nn.Module:
-        """Change the architecture, which every client sees; most change weights alone."""
-        return model
-
-    @abstractmethod
     def tamper(self, brief: Brief) -> Tampered:
         """The weights of one client in one round; with nothing changed, it gets the honest ones."""
+        raise NotImplementedError
 
     def learn(self, seen: Sighting, memory: Memory) -> None:
         """Take what one reply tells into ``memory``, for the rounds to come."""

@@ -7,7 +7,7 @@ makes public, with checksums; written last, so it says that the rest is there).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, assert_never
@@ -19,6 +19,7 @@ from fedsim.core.errors import DamagedError, ForeignObservationError, Observatio
 from fedsim.core.files import checksum, read_json, read_tensors, save_tensors, write_json
 from fedsim.core.learning import Protocol, Update
 from fedsim.core.run import observation_name, observation_path, paths, weights_path
+from fedsim.core.sent import Chosen, Places, files_of, read_sent
 from fedsim.core.spec import Component, ModelSpec, Positive, Spec, Upload
 from fedsim.core.text import brief
 
@@ -71,10 +72,13 @@ class Observation:
 
     round: int
     client: int
-    weights: dict[str, Tensor]  # the state dict sent: parameters and buffers
+    weights: dict[str, Tensor]  # the state dict sent to this client: parameters and buffers
     update: Update
     public: Public
     checksum: str = ""  # of what came back; a result names by it what it was made from
+    chosen: Chosen | None = None  # why the weights are not those of the round, if they are not
+    cohort: tuple[int, ...] = ()  # who masked their uploads together, where they did
+    summed: int = 1  # how many uploads the update is the mean of
 
     @property
     def name(self) -> str:
@@ -83,10 +87,10 @@ class Observation:
     @property
     def pictures(self) -> int:
         """How many pictures can stand behind the update, by all that is public."""
-        return _most_pictures(self.public, self.update.num_examples)
+        return most_pictures(self.public, self.update.num_examples)
 
 
-def _most_pictures(public: Public, num_examples: int) -> int:
+def most_pictures(public: Public, num_examples: int) -> int:
     """Those of one batch behind a gradient, of every step behind a delta; where a client goes over
     all it has, as many as it says it learned from in an epoch."""
     batch = public.batch_size
@@ -101,15 +105,29 @@ def _most_pictures(public: Public, num_examples: int) -> int:
             assert_never(other)
 
 
-def write_weights(root: Path, round_: int, weights: Mapping[str, Tensor]) -> None:
-    """What the server sends in this round, kept once for all its clients."""
+def write_weights(
+    root: Path, round_: int, weights: Mapping[str, Tensor], memory: Mapping[str, Any] | None = None
+) -> None:
+    """What the server sends in this round, kept once for all its clients, and what its manoeuvre
+    remembered when the round began."""
     path = weights_path(root, round_)
     save_tensors(path, weights)
-    write_json(path.with_suffix(".json"), {"format": FORMAT, "checksum": checksum(weights)})
+    about: dict[str, Any] = {"format": FORMAT, "checksum": checksum(weights)}
+    write_json(path.with_suffix(".json"), {**about, "memory": memory} if memory else about)
 
 
-def write_observation(root: Path, round_: int, client: int, update: Update, public: Public) -> None:
-    """Keep one reply."""
+def write_observation(
+    root: Path,
+    round_: int,
+    client: int,
+    update: Update,
+    public: Public,
+    chosen: Chosen | None = None,
+    places: Places | None = None,
+    cohort: Sequence[int] = (),
+) -> None:
+    """Keep one reply; of a client whose weights were chosen, also why, and where they are; of one
+    that masked it together with a ``cohort``, with whom."""
     path = observation_path(root, round_, client)
     tensors = _as_kept(update)
     save_tensors(path, tensors)
@@ -124,6 +142,11 @@ def write_observation(root: Path, round_: int, client: int, update: Update, publ
         **asdict(public),
         "checksum": checksum(tensors),
     }
+    if cohort:
+        about["cohort"] = list(cohort)
+    if chosen is not None:
+        about["chosen"] = chosen.model_dump(mode="json")
+        about["sent"] = (places or Places()).model_dump(mode="json")
     write_json(path.with_suffix(".json"), about)
 
 
@@ -156,20 +179,40 @@ class _About(BaseModel):
     local_epochs: Positive | None
     protocol: Protocol
     defenses: list[Component]
+    chosen: Chosen | None = None
+    sent: Places = Places()
+    cohort: list[Annotated[int, Field(ge=0)]] = []
 
 
 def read_observation(path: Path) -> Observation:
     """Load an observation by its ``.json`` or ``.safetensors`` path; damage is an error."""
     about, public, tensors = _read(path)
-    update = Update(
+    update = _update_of(about, tensors)
+    weights = read_weights(path.parent / paths.WEIGHTS)
+    sent = read_sent(path.parent, about.sent)
+    if sent.keys() - weights.keys():
+        raise ObservationError(f"the observation '{path}' names tensors that no model has.")
+    return Observation(
+        *(about.round, about.client, weights | sent, update, public, about.checksum),
+        chosen=about.chosen,
+        cohort=tuple(about.cohort),
+    )
+
+
+def read_reply(path: Path) -> Update:
+    """What came back, with what its client says of it, and without what was sent."""
+    about, _, tensors = _read(path)
+    return _update_of(about, tensors)
+
+
+def _update_of(about: _About, tensors: Mapping[str, Tensor]) -> Update:
+    return Update(
         kind=about.kind,
         tensors=_named(_UPDATE, tensors),
         buffers=_named(_BUFFER, tensors),
         num_examples=about.num_examples,
         loss=about.loss,
     )
-    weights = read_weights(path.parent / paths.WEIGHTS)
-    return Observation(about.round, about.client, weights, update, public, about.checksum)
 
 
 def read_update(path: Path) -> Update:
@@ -186,8 +229,10 @@ def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_observation(path: Path) -> None:
-    """Raise where an observation is missing or damaged; the weights it shares are not checked."""
-    _read(path)
+    """Raise where an observation is missing or damaged; the weights of its round, which it shares
+    with others, are not checked."""
+    about, _, _ = _read(path)
+    read_sent(path.parent, about.sent)
 
 
 def _read(path: Path) -> tuple[_About, Public, dict[str, Tensor]]:
@@ -218,9 +263,10 @@ def refuse_foreign(path: Path, spec: Spec, classes: int | None = None) -> None:
     there, is left to whoever reads it; what an older version did not write is at its default.
     """
     try:
-        _, public, _ = _read_public(path)
+        about, public, _ = _read_public(path)
     except ObservationError:
         return
+    _refuse_foreign_choice(path, about.chosen, spec)
     found = _told_alike(public)
     expected = _told_alike(Public.of(spec, classes or public.num_classes))
     for name, value in expected.items():
@@ -231,9 +277,46 @@ def refuse_foreign(path: Path, spec: Spec, classes: int | None = None) -> None:
             )
 
 
+def _refuse_foreign_choice(path: Path, chosen: Chosen | None, spec: Spec) -> None:
+    """Raise where weights were chosen by another server than that of the spec."""
+    own = spec.server.manoeuvre
+    name = None if chosen is None else chosen.manoeuvre.get("name")
+    if chosen is not None and (own is None or Component.model_validate(chosen.manoeuvre) != own):
+        raise ForeignObservationError(
+            f"the observation '{path}' is not of this run: its weights were chosen by "
+            f"{brief(name)}, and the run's spec has {brief(own and own.name)}."
+        )
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """What the server sent in a round; damage is an error."""
     return _read_tensors(path, _read_about(path.with_suffix(".json")))
+
+
+def remembered(path: Path) -> dict[str, Any]:
+    """What a manoeuvre remembered when the round of these weights began."""
+    memory = _read_about(path.with_suffix(".json")).get("memory")
+    return dict(memory) if isinstance(memory, dict) else {}
+
+
+def chosen_in(path: Path) -> Chosen | None:
+    """What an observation says of its weights, by its JSON alone; None where they are the round's,
+    or where it cannot be read."""
+    try:
+        return _read_public(path)[0].chosen
+    except ObservationError:
+        return None
+
+
+def recorded_files(path: Path) -> list[Path]:
+    """Every file that an observation is read from."""
+    weights = path.parent / paths.WEIGHTS
+    shared = [weights, weights.with_suffix(".json")]
+    try:
+        sent = files_of(path.parent, _read_public(path)[0].sent)
+    except ObservationError:
+        sent = []
+    return [path.with_suffix(".json"), path.with_suffix(".safetensors"), *shared, *sent]
 
 
 def is_finite(path: Path) -> bool:
@@ -252,6 +335,16 @@ def recorded_checksum(path: Path) -> str | None:
         return None
 
 
+def recorded_cohort(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The defenses that an observation announces and who masked their uploads together, by its JSON
+    alone; nothing where it cannot be read."""
+    try:
+        about, public, _ = _read_public(path)
+    except ObservationError:
+        return [], []
+    return public.defenses, about.cohort
+
+
 def recorded_pictures(path: Path) -> int | None:
     """How many pictures can stand behind an observation, by its JSON alone; None where it cannot be
     read."""
@@ -259,7 +352,7 @@ def recorded_pictures(path: Path) -> int | None:
         about, public, _ = _read_public(path)
     except ObservationError:
         return None
-    return _most_pictures(public, about.num_examples)
+    return most_pictures(public, about.num_examples)
 
 
 def _read_about(path: Path) -> dict[str, Any]:

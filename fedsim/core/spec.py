@@ -203,6 +203,29 @@ class ThreatSpec(_Section):
     oracle_labels: bool = False
 
 
+class ServerSpec(_Section):
+    """What an active server does (threats F, G and H): which weights it sends, and what becomes of
+    the replies to them.
+
+    ``aggregate``: ``discard`` keeps tampered replies out of the global model, ``include`` lets them
+    in, and after ``honest_copy`` the same clients are asked once more, honestly, in the next round.
+    """
+
+    manoeuvre: Component | None = None
+    aggregate: Literal["discard", "include", "honest_copy"] = "discard"
+    rounds: list[Positive] | None = None  # that it tampers with; null: all, or every other one
+    clients: list[Annotated[int, Field(ge=0)]] | None = None  # it asks in every round (threat H)
+
+    @model_validator(mode="after")
+    def _copies_have_room(self) -> ServerSpec:
+        rounds = sorted(set(self.rounds or []))
+        if self.aggregate == "honest_copy" and any(r + 1 in rounds for r in rounds):
+            raise ValueError("honest_copy takes the round after a tampered one: leave it free")
+        if self.manoeuvre is None and (self.rounds or self.clients):
+            raise ValueError("server.rounds and server.clients are of a manoeuvre: name one")
+        return self
+
+
 class AuditSpec(_Section):
     """Which observations are attacked, and how often."""
 
@@ -248,7 +271,9 @@ class Spec(_Section):
     model: ModelSpec = ModelSpec()
     train: TrainSpec = TrainSpec()
     defenses: list[Component] = []
+    guards: list[Component] = []  # what clients check of the weights they receive
     threat: ThreatSpec = ThreatSpec()
+    server: ServerSpec = ServerSpec()
     attacks: list[Component] = [Component(name="patch_solve")]
     audit: AuditSpec = AuditSpec()
     engine: EngineSpec = EngineSpec()
@@ -270,7 +295,26 @@ class Spec(_Section):
         late = [r for r in self.audit.rounds or [] if r > self.train.rounds]
         if late:
             raise ValueError(f"audit.rounds has {late[0]} but train.rounds is {self.train.rounds}")
+        self._server_agrees()
         return self
+
+    def _server_agrees(self) -> None:
+        late = [r for r in self.server.rounds or [] if r > self.train.rounds]
+        if late:
+            raise ValueError(f"server.rounds has {late[0]} but train.rounds is {self.train.rounds}")
+        asked = self.server.clients
+        if asked is None:
+            return
+        unknown = [client for client in asked if client >= self.data.clients]
+        if unknown:
+            raise ValueError(
+                f"server.clients has {unknown[0]} but data.clients is {self.data.clients}"
+            )
+        if not asked or len(set(asked)) > self.cohort_size:
+            raise ValueError(
+                f"server.clients names {len(set(asked))} and {self.cohort_size} are asked in a "
+                f"round"
+            )
 
     @property
     def cohort_size(self) -> int:
@@ -278,10 +322,28 @@ class Spec(_Section):
         return self.train.clients_per_round or self.data.clients
 
     def cohort(self, round_: int) -> list[int]:
-        """The clients that train in a round: by seed and round alone, sorted."""
+        """The clients that train in a round: by seed and round alone, sorted; those whom the server
+        asks for always among them. An honest copy of a round has that round's."""
+        if self.is_copy(round_):
+            return self.cohort(round_ - 1)
         coin = np.random.default_rng([self.seed, 7, round_])
-        chosen = coin.choice(self.data.clients, size=self.cohort_size, replace=False)
-        return sorted(int(client) for client in chosen)
+        chosen = [int(c) for c in coin.choice(self.data.clients, self.cohort_size, replace=False)]
+        asked = sorted(set(self.server.clients or []))
+        others = [client for client in chosen if client not in asked]
+        return sorted([*asked, *others[: self.cohort_size - len(asked)]])
+
+    @property
+    def tampered_rounds(self) -> list[int]:
+        """The rounds in which the server sends weights of its own choice."""
+        if self.server.manoeuvre is None:
+            return []
+        step = 2 if self.server.aggregate == "honest_copy" else 1
+        return sorted(set(self.server.rounds or range(1, self.train.rounds + 1, step)))
+
+    def is_copy(self, round_: int) -> bool:
+        """Whether a round is the honest copy of the tampered one before it."""
+        copies = self.server.aggregate == "honest_copy"
+        return copies and round_ - 1 in self.tampered_rounds
 
     @property
     def audited_rounds(self) -> list[int]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -48,6 +49,7 @@ class Truth:
     trail: list[dict[str, str]]  # what each defense changed, as digests
     stateful: bool = False  # whether the client kept a state of its own
     update: str = ""  # the checksum of what the client sent; older files do not tell
+    findings: list[dict[str, Any]] = field(default_factory=list)  # of the client's guards
 
     def replay(self) -> list[Batch]:
         """The batches as the client saw them."""
@@ -85,6 +87,7 @@ class Vault:
             "trail": truth.trail,
             "stateful": bool(state),
             "update": truth.update,
+            **({"findings": truth.findings} if truth.findings else {}),
             **_address(round_, client),
         }
         if state:
@@ -123,6 +126,7 @@ class Vault:
             *(images, labels, about.batches, about.defense_seed, about.trail),
             stateful=about.stateful,
             update=about.update,
+            findings=about.findings,
         )
 
     def read_state(self, before_round: int, client: int) -> dict[str, Tensor]:
@@ -209,6 +213,7 @@ class _About(_Whose):
     trail: list[dict[str, str]]
     stateful: bool = False
     update: str = ""
+    findings: list[dict[str, Any]] = []
 
 
 def _address(round_: int, client: int) -> dict[str, int]:

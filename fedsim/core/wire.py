@@ -31,7 +31,7 @@ TEST_LOSS, TEST_ACCURACY = "test_loss", "test_accuracy"
 _ARRAYS, _BUFFERS, _METRICS, _CONFIG, _FAULT = "arrays", "buffers", "metrics", "config", "fault"
 _ROUND = "server-round"  # Flower's own key
 _PART, _PARTS = "part", "parts"
-_REASON = "reason"
+_REASON, _REFUSED, _DIGEST = "reason", "refused", "digest"
 _NUMPY = "numpy.ndarray"  # Flower's name for arrays in numpy's own format
 _HEADING = 4096  # bytes in which the heading of an array ends; numpy's own are of 128
 _WORDS, _NAME = 500, 60  # characters of a client's that are repeated: of a reason, of a name
@@ -105,6 +105,27 @@ def evaluation(arrays: ArrayRecord, round_: int, share: Share) -> RecordDict:
     return RecordDict({_ARRAYS: arrays, _CONFIG: config})
 
 
+def replace_weights(message: Message, weights: Mapping[str, Tensor]) -> None:
+    """Send other weights in a message; other messages may share the records of this one."""
+    content = message.content
+    key = next(iter(content.array_records))
+    records = {name: record for name, record in content.items() if name != key}
+    message.content = RecordDict({key: _array_record(dict(weights)), **records})
+
+
+def announcement(round_: int, digest: str) -> RecordDict:
+    """Tell a client, before a round, the digest of the weights that it will be sent."""
+    return RecordDict({_CONFIG: ConfigRecord({_ROUND: round_, _DIGEST: digest})})
+
+
+def announced_digest(message: Message) -> tuple[int, str] | None:
+    """The round and the digest that a question announces; None where it is another question."""
+    config = message.content.config_records.get(_CONFIG)
+    if config is None or _DIGEST not in config:
+        return None
+    return int(config[_ROUND]), str(config[_DIGEST])  # type: ignore[arg-type]
+
+
 def round_of(message: Message) -> int:
     return int(_config(message)[_ROUND])  # type: ignore[arg-type]
 
@@ -171,6 +192,17 @@ def fault(reason: str) -> RecordDict:
 def fault_in(content: RecordDict) -> str | None:
     """Why the testbed failed on a client's side; None where the reply says no such thing."""
     record = content.config_records.get(_FAULT)
+    return None if record is None else reason_of(record.get(_REASON, ""))
+
+
+def refusal(words: str) -> RecordDict:
+    """A reply that says why a client does not upload: its guards did not like what it was sent."""
+    return RecordDict({_REFUSED: ConfigRecord({_REASON: words})})
+
+
+def refusal_in(content: RecordDict) -> str | None:
+    """Why a client did not upload; None where the reply says no such thing."""
+    record = content.config_records.get(_REFUSED)
     return None if record is None else reason_of(record.get(_REASON, ""))
 
 

@@ -75,6 +75,7 @@ def _serve(grid: Grid, context: Context) -> None:
             Run.create(root, plan.spec, deployed=True, classes=classes),
             plan.public,
             rounds=observed_rounds(plan.spec),
+            active=plan.active(at_hand=classes is None),
         )
         strategy.run_rounds(grid, plan.initial)
     if context.run_config.get("attack"):

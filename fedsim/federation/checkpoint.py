@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,17 +23,19 @@ from fedsim.core.files import read_tensors, save_tensors
 from fedsim.core.run import ROUND_COLUMNS, Run
 
 _ROWS = TypeAdapter(list[dict[str, int | float | None]])
+_MEMORY = TypeAdapter(dict[str, Any])
 _PREFIX = "state of the server/"  # no parameter of a model has a slash in its name
 _SENT = "current_arrays"
 
 
 class Checkpoint(NamedTuple):
     """How far a run got: a row for every round done, the global model after them, and what the
-    wrapped strategy remembers of them."""
+    wrapped strategy and an active server remember of them."""
 
     rows: list[dict[str, Any]]
     arrays: dict[str, Tensor]
     state: dict[str, Tensor]
+    memory: Mapping[str, Any] = MappingProxyType({})  # of an active server's manoeuvre
 
 
 def read_checkpoint(run: Run) -> Checkpoint:
@@ -44,19 +47,23 @@ def read_checkpoint(run: Run) -> Checkpoint:
         rows = _ROWS.validate_json(metadata["rounds"])
         if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
             raise DamagedError("its rounds are not numbered from 1.")
+        memory = _MEMORY.validate_json(metadata.get("memory", "{}"))
     except (DamagedError, KeyError, ValidationError) as error:
         raise RunError(
             f"'{run.checkpoint}' is damaged ({type(error).__name__}); go on with `fedsim audit "
             f"--resume` and the rounds are done again."
         ) from error
     arrays, remembered = split(tensors)
-    return Checkpoint(rows, arrays, remembered)
+    return Checkpoint(rows, arrays, remembered, memory)
 
 
 def write_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
     """Rounds and model in one file, so that they cannot disagree after a crash."""
     tensors = joined(checkpoint.arrays, checkpoint.state)
-    save_tensors(run.checkpoint, tensors, {"rounds": json.dumps(checkpoint.rows)})
+    about = {"rounds": json.dumps(checkpoint.rows)}
+    if checkpoint.memory:
+        about["memory"] = json.dumps(dict(checkpoint.memory))
+    save_tensors(run.checkpoint, tensors, about)
     write_rounds(run, checkpoint.rows)
 
 

@@ -9,15 +9,17 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from fedsim.core.learning import Update
 from fedsim.core.observation import Public, write_observation, write_weights
 from fedsim.core.run import Run, observation_path
+from fedsim.core.sent import Chosen, Places, Shelf
 
 AHEAD = 6  # writes waiting; more would only fill memory
 HELD_BYTES = 256 * 2**20  # updates of a round held for its aggregation; the rest is read back
@@ -32,19 +34,46 @@ def _stand_back() -> None:
 class Recorder:
     """Keeps the observations of the audited rounds, and updates that do not fit in memory."""
 
-    def __init__(self, run: Run, public: Public, rounds: list[int]):
+    def __init__(
+        self,
+        run: Run,
+        public: Public,
+        rounds: list[int],
+        masking: Callable[[int], list[int]] = lambda round_: [],
+    ):
         self.run, self.public, self.rounds = run, public, set(rounds)
+        self.masking = masking  # who masks their uploads together, by round
         self._writer = ThreadPoolExecutor(1, "recorder", initializer=_stand_back)
         self._room = threading.Semaphore(AHEAD)
         self._pending: list[Future[None]] = []
         self._held_bytes = 0
         self._broken = False
+        self._shelf = Shelf(run.observations, 0)
+        self._chosen: dict[int, tuple[Chosen, Places]] = {}  # the writer's own
 
-    def begin(self, round_: int, weights: dict[str, Tensor]) -> None:
-        """A round starts: these weights are sent."""
+    def begin(
+        self, round_: int, weights: dict[str, Tensor], memory: Mapping[str, Any] | None = None
+    ) -> None:
+        """A round starts: these weights are sent; ``memory`` is what an active server knows."""
         self._held_bytes = 0
         if round_ in self.rounds:
-            self._submit(write_weights, self.run.observations, round_, weights)
+            self._submit(self._clear, round_)
+            self._submit(write_weights, self.run.observations, round_, weights, memory)
+
+    def _clear(self, round_: int) -> None:
+        self._shelf, self._chosen = Shelf(self.run.observations, round_), {}
+
+    def choose(
+        self, round_: int, client: int, chosen: Chosen, changed: Mapping[str, Tensor]
+    ) -> None:
+        """A client is sent other weights than the round's: these tensors in their place."""
+        if round_ not in self.rounds:
+            return
+
+        def store() -> None:
+            self._chosen[client] = (chosen, self._shelf.store(changed))
+
+        self._submit(store)
 
     def keep(
         self, round_: int, client: int, update: Update, then: Callable[[], None]
@@ -60,7 +89,13 @@ class Recorder:
         if observed or not fits:
 
             def write() -> None:
-                write_observation(root, round_, client, update, self.public)
+                chosen, places = (
+                    self._chosen.get(client, (None, None)) if observed else (None, None)
+                )
+                together = self.masking(round_) if observed else []
+                write_observation(
+                    *(root, round_, client, update, self.public), chosen, places, together
+                )
                 if observed:
                     then()
 

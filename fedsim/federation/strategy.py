@@ -20,10 +20,12 @@ from torch import Tensor
 
 from fedsim.core import wire
 from fedsim.core.errors import FedsimError, ReplyError, RunError
-from fedsim.core.learning import Update
-from fedsim.core.observation import Public
+from fedsim.core.learning import Update, digest
+from fedsim.core.observation import Public, read_update
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
+from fedsim.defenses.guards import compares
+from fedsim.federation.active import ActiveServer
 from fedsim.federation.admission import Admission, fits
 from fedsim.federation.aggregation import CohortSum, Reply, masking, refuse_too_few
 from fedsim.federation.checkpoint import (
@@ -66,15 +68,21 @@ class AdversarialStrategy(Strategy):
         on_committed: Callable[[int], None] = lambda round_: None,
         stop: threading.Event | None = None,
         pace: Pace | None = None,
+        active: ActiveServer | None = None,
     ):
         self.inner, self.spec, self.run, self.public = inner, spec, run, public
-        self.recorder = Recorder(run, public, rounds or spec.audited_rounds if capture else [])
+        self.mask = masking(spec)
+        kept = (rounds or spec.audited_rounds) if capture else []
+        together = spec.cohort if self.mask is not None else lambda round_: []
+        self.recorder = Recorder(run, public, kept, together)
         self.on_observation, self.on_round = on_observation, on_round
         self.on_committed = on_committed
         self.stop = stop or threading.Event()
         self._pace = pace
-        self.mask = masking(spec)
-        rows, self._arrays, self._restored = read_checkpoint(run)
+        rows, self._arrays, self._restored, memory = read_checkpoint(run)
+        self.active = active
+        if active is not None:
+            active.memory = dict(memory)
         self.log = RoundLog(rows)
         self.roster = Roster(spec.data.clients, run.note)
         self._sent: dict[str, Tensor] = {}
@@ -115,14 +123,53 @@ class AdversarialStrategy(Strategy):
     ) -> Iterable[Message]:
         round_ = self._round = self.log.begin()
         self._sent = dict(arrays.to_torch_state_dict())
-        self.recorder.begin(round_, self._sent)
+        self.recorder.begin(round_, self._sent, self.active.memory if self.active else None)
         chosen = set(self.spec.cohort(round_))
         self.roster.look_again(self.grid, chosen, self.spec.train.timeout)
         nodes = [node for node, client in self.roster.client_of.items() if client in chosen]
         refuse_too_few(self.inner, len(nodes), round_)
         if not nodes:
             return []
-        return self.inner.configure_train(round_, arrays, config, Cohort(grid, nodes))
+        self._tamper(round_)
+        self._announce(nodes)
+        messages = self.inner.configure_train(round_, arrays, config, Cohort(grid, nodes))
+        return messages if self.active is None else map(self._addressed, messages)
+
+    def _tamper(self, round_: int) -> None:
+        """Have the manoeuvre choose what each client is sent, and keep that."""
+        if self.active is None:
+            return
+        self.active.begin(round_, self._sent)
+        for client, tampered in self.active.tampered.items():
+            choice = self.active.chosen_for(client)
+            assert choice is not None
+            self.recorder.choose(round_, client, choice, tampered.changed)
+
+    def _sent_to(self, client: int) -> Mapping[str, Tensor]:
+        return self._sent if self.active is None else self.active.sent_to(client)
+
+    def _addressed(self, message: Message) -> Message:
+        """The same message with the weights that were chosen for whom it goes to."""
+        client = self.roster.client_of[message.metadata.dst_node_id]
+        if self.active is not None and client in self.active.tampered:
+            wire.replace_weights(message, self._sent_to(client))
+        return message
+
+    def _announce(self, nodes: list[int]) -> None:
+        """Where clients compare what they receive: tell each the digest of what it will be sent, so
+        that all can read it before the first of them trains."""
+        if not compares(self.spec):
+            return
+        questions = [
+            Message(
+                wire.announcement(self._round, digest(self._sent_to(self.roster.client_of[node]))),
+                dst_node_id=node,
+                message_type=MessageType.QUERY,
+            )
+            for node in nodes
+        ]
+        for _ in self.grid.send_and_receive(questions, timeout=self.spec.train.timeout):
+            pass  # who says nothing has no notice, and the others will see that
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -130,7 +177,7 @@ class AdversarialStrategy(Strategy):
         cohort = self.spec.cohort(self._round)
         good: dict[int, Message] = {}
         hidden = CohortSum(self.mask) if self.mask is not None else None
-        received = 0
+        received, admitted = 0, dict[int, Update | Path]()
         heard = set[int]()
         for client, message in self._heard(replies, cohort, heard, "update_rejected"):
             reply = self._let_in(client, message)
@@ -141,25 +188,51 @@ class AdversarialStrategy(Strategy):
             if hidden is not None:
                 hidden.add(reply)
             else:
+                admitted[client] = source
                 good[client] = self._as_weights(reply, source)
             del reply, source
         if hidden is not None:
             for reply in self._revealed(hidden, cohort):
+                admitted[reply.client] = reply.update
                 good[reply.client] = self._as_weights(reply, reply.update)
+        self._learn(admitted)
+        good = self._kept(good)
         self._note_silent(set(cohort) - heard)
         self._trained = sorted(heard)
         # In the order of the clients, so that a sum of floats is the same in every engine.
         arrays, metrics = self._aggregated([good[client] for client in sorted(good)])
-        if arrays is None:
-            good = {}
-        self.log.trained(len(good), len(cohort) - len(good), metrics, received)
+        failed = len(cohort) - len(admitted)
+        if good and arrays is None:
+            good, failed = {}, len(cohort)
+        self.log.trained(len(good), failed, metrics, received)
         self._arrays = dict((arrays or ArrayRecord(self._sent)).to_torch_state_dict())
         return arrays, metrics
+
+    def _learn(self, admitted: Mapping[int, Update | Path]) -> None:
+        """Let the manoeuvre take in what came back."""
+        if self.active is not None:
+            self.active.take_in(
+                (client, source if isinstance(source, Update) else read_update(source))
+                for client, source in sorted(admitted.items())
+            )
+
+    def _kept(self, good: dict[int, Message]) -> dict[int, Message]:
+        """The replies that enter the global model: those to tampered weights only where the server
+        wants them to; where a sum is all it has, that is tampered with as a whole."""
+        tampered = self.active.tampered if self.active is not None else {}
+        if not tampered or self.spec.server.aggregate == "include":
+            return good
+        if self.mask is not None:
+            return {}
+        return {client: reply for client, reply in good.items() if client not in tampered}
 
     def _let_in(self, client: int, message: Message) -> Reply | None:
         """An update that may be used; None where a client failed, or sent what is none."""
         if (why := self._failure(message)) is not None:
             self.log.note("client_failed", client, f"client {client} failed: {why}")
+            return None
+        if (why := self._refusal(message)) is not None:
+            self.log.note("client_refused", client, f"client {client} did not upload: {why}")
             return None
         try:
             update, fault = self.admission.train(message)
@@ -250,7 +323,8 @@ class AdversarialStrategy(Strategy):
         ordered = [good[client] for client in sorted(good)]
         metrics = self.inner.aggregate_evaluate(self._round, ordered) if ordered else None
         row = self.log.evaluated(metrics)
-        reached = Checkpoint(list(self.log.rows), self._arrays, held_by(self.inner))
+        memory = self.active.memory if self.active is not None else {}
+        reached = Checkpoint(list(self.log.rows), self._arrays, held_by(self.inner), memory)
         self.recorder.commit(partial(self._commit, reached, self.log.events))
         self.on_round(row)
         return metrics
@@ -305,6 +379,11 @@ class AdversarialStrategy(Strategy):
             raise RunError(fault)
         return fault
 
+    def _refusal(self, message: Message) -> str | None:
+        """Why a client's guards kept it from uploading; None where they did not."""
+        refused = wire.refusal_in(message.content) if message.has_content() else None
+        return refused if self.spec.guards else None
+
     def _revived(self, node: int, reason: str) -> None:
         client = self.roster.client_of.get(node)
         if client is not None:
@@ -313,7 +392,7 @@ class AdversarialStrategy(Strategy):
 
     def _as_weights(self, reply: Reply, source: Update | Path) -> Message:
         """The reply as the wrapped strategy expects it: the client's new weights."""
-        arrays = as_weights(self._sent, source, self.spec.train.lr)
+        arrays = as_weights(self._sent_to(reply.client), source, self.spec.train.lr)
         reply.message.content = wire.as_reply(reply.update, arrays)
         return reply.message
 

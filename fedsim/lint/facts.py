@@ -126,7 +126,7 @@ class Facts:
 
 def gather(spec: Spec) -> Facts:
     """The facts of a spec; a spec that could not run is an error, as it is in an audit."""
-    refuse_unplayed(spec.threat)
+    refuse_unplayed(spec.threat, spec.server)
     named_defenses = tuple(
         NamedDefense(c.name, d) for c, d in zip(spec.defenses, declared(spec.defenses), strict=True)
     )

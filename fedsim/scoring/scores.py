@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,13 +14,20 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedsim.campaign.jobs import Job, refuse_other_result, refuse_surplus
+from fedsim.campaign.seen import read_from
 from fedsim.clients.data import pixel_digest
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import read_json
+from fedsim.core.knowledge import granted_by
 from fedsim.core.metrics import METRICS, Batch, Comparison, Metric, match_order, psnr
-from fedsim.core.observation import recorded_checksum, recorded_pictures, refuse_foreign
-from fedsim.core.run import Run
+from fedsim.core.observation import (
+    chosen_in,
+    recorded_checksum,
+    recorded_pictures,
+    refuse_foreign,
+)
+from fedsim.core.run import Run, address_of
 from fedsim.core.vault import Truth, Vault
 from fedsim.scoring.canary import check_canaries
 from fedsim.scoring.identification import Gallery, Wanted
@@ -47,7 +55,9 @@ class Pictures:
     labels: Tensor
     guess: Tensor
     result: Reconstruction  # as much of it as is scored
+    recovered: list[int | None]  # the label that was recovered for each picture
     left_out: str | None = None  # what is not
+    summed: bool = False  # whether it was read from the sum of a cohort
 
 
 def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.DataFrame:
@@ -72,7 +82,10 @@ def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.
             if pictures is not None:
                 if pictures.left_out is not None:
                     run.note("left_out", f"{job.name}: {pictures.left_out}", **where)
-                yardstick = yardstick or Yardstick.of(pictures.truth, gallery)
+                # Whose picture is whose in a sum, the truth says; the null of identification
+                # does not know that, so nobody is identified there.
+                wanted = None if pictures.summed else gallery
+                yardstick = yardstick or Yardstick.of(pictures.truth, wanted)
                 met = [numbers.setdefault(d, len(numbers)) for d in yardstick.digests]
                 rows[job] = _rows(pictures, yardstick, threat, canaries.get(job.victim), met)
     return pd.DataFrame([row for job in jobs for row in rows.get(job, [])], columns=columns())
@@ -97,19 +110,39 @@ def load_pictures(run: Run, job: Job) -> Pictures | None:
     if not job.result.is_file():
         return None
     refuse_foreign(job.observation, run.spec, run.classes)
-    result, observed = Reconstruction.load(job.result), recorded_checksum(job.observation)
+    result = Reconstruction.load(job.result)
     refuse_other_result(result, job, run.spec.seed)
-    truth = Vault(run.vault).read(job.round, job.client, observed)
-    if not len(result.images):
+    files = read_from(job.observation, granted_by(run.spec.threat))
+    truths = {address_of(file)[1]: _truth(run, file) for file in files}
+    truth = truths[job.client]
+    if not len(result.images) and chosen_in(job.observation) is None:
         raise RunError("it holds no picture.")
     if result.images.shape[1:] != truth.images.shape[1:]:
         raise RunError(f"its pictures are of another size, {tuple(result.images.shape[1:])}.")
-    refuse_surplus(result, recorded_pictures(job.observation) or _samples(truth))
-    result, left_out = _as_many_as(result, len(truth.images))
-    order = match_order(truth.images, result.images)
+    most = [recorded_pictures(file) or _samples(truths[address_of(file)[1]]) for file in files]
+    refuse_surplus(result, sum(most))
+    images = torch.cat([one.images for one in truths.values()])
+    labels = torch.cat([one.labels for one in truths.values()])
+    result, left_out = _as_many_as(result, len(images))
     blank = torch.full_like(truth.images[0], 0.5)  # an image the attack does not claim
-    guess = torch.stack([result.images[row] if row >= 0 else blank for row in order])
-    return Pictures(job, truth.images, truth.labels, guess, result, left_out)
+    guess = torch.stack(
+        [result.images[row] if row >= 0 else blank for row in match_order(images, result.images)]
+    )
+    own = _own(truths, job.client)
+    recovered = _align_labels(labels, result.labels)[own]
+    about = (result, recovered, left_out, len(truths) > 1)
+    return Pictures(job, truth.images, truth.labels, guess[own], *about)
+
+
+def _truth(run: Run, path: Path) -> Truth:
+    return Vault(run.vault).read(*address_of(path), recorded_checksum(path))
+
+
+def _own(truths: Mapping[int, Truth], client: int) -> slice:
+    """The rows of one client's pictures among those of its cohort."""
+    before = list(itertools.takewhile(lambda other: other != client, truths))
+    start = sum(len(truths[other].images) for other in before)
+    return slice(start, start + len(truths[client].images))
 
 
 def _as_many_as(result: Reconstruction, pictures: int) -> tuple[Reconstruction, str | None]:
@@ -184,7 +217,7 @@ def _rows(
     numbers: list[int],
 ) -> list[dict[str, Any]]:
     job, result, labels = pictures.job, pictures.result, pictures.labels
-    recovered = _align_labels(labels, result.labels)
+    recovered = pictures.recovered
     measured = yardstick.measure(pictures.guess)
     return [
         {

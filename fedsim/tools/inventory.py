@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from fedsim.attacks import ATTACKS
+from fedsim.attacks.manoeuvres import MANOEUVRES
 from fedsim.audit.stages import versions
 from fedsim.clients.data import dataset_names
 from fedsim.core.errors import ModelError
@@ -18,6 +19,7 @@ from fedsim.core.metrics import lpips_unavailable
 from fedsim.core.registry import resolve
 from fedsim.core.weights import BACKBONES, load_backbone
 from fedsim.defenses import DEFENSES
+from fedsim.defenses.guards import GUARDS
 
 
 def _first_lines(kind: str, table: Mapping[str, str]) -> dict[str, str]:
@@ -51,14 +53,14 @@ DATA_WORDS = {
 
 
 def _grants(threat: Threat) -> str:
-    if threat.lacking:
-        return "Not to be audited yet."
     return f"Grants {', '.join(sorted(threat.grants & READERS.keys()))}."
 
 
 INVENTORY: dict[str, Callable[[], dict[str, str]]] = {
     "attacks": lambda: _first_lines("attack", ATTACKS),
     "defenses": lambda: _first_lines("defense", DEFENSES),
+    "manoeuvres": lambda: _first_lines("manoeuvre", MANOEUVRES),
+    "guards": lambda: _first_lines("guard", GUARDS),
     "data": lambda: {name: DATA_WORDS.get(name, "") for name in dataset_names()},
     "threats": lambda: {
         threat.letter: f"{threat.name}: {threat.words} {_grants(threat)}"

@@ -24,7 +24,7 @@ from fedsim.core.knowledge import (
 )
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, list_observations
-from fedsim.core.spec import ThreatSpec
+from fedsim.core.spec import Component, ServerSpec, ThreatSpec
 
 
 def view(run: Run, threat: str, granted: frozenset[str] | None = None, **more) -> View:
@@ -97,13 +97,28 @@ def test_every_field_that_is_granted_has_a_reader(small_run: Run, field: str) ->
 def test_what_has_no_reader_is_granted_to_nobody() -> None:
     for letter in THREATS:
         assert granted_by(ThreatSpec(model=letter)) <= READERS.keys()
-    assert FIELDS.keys() - READERS.keys() == {"tampering", "client_choice", "label_distribution"}
+    assert FIELDS.keys() - READERS.keys() == {"label_distribution"}
+
+
+FISHING = Component(name="fishing")
 
 
 @pytest.mark.parametrize("letter", THREATS)
-def test_a_threat_that_no_attack_can_play_is_refused_with_a_sentence(letter: str) -> None:
+def test_a_server_does_what_its_letter_is_about_and_no_more(letter: str) -> None:
+    threat, still = ThreatSpec(model=letter), ServerSpec()
+    active, choosing = ServerSpec(manoeuvre=FISHING), ServerSpec(manoeuvre=FISHING, clients=[0])
     if letter in "ABCDE":
-        assert refuse_unplayed(ThreatSpec(model=letter)) is None
+        assert refuse_unplayed(threat, still) is None
+        with pytest.raises(SpecError, match=f"threat {letter} .* does not grant; threat F does"):
+            refuse_unplayed(threat, active)
+        return
+    with pytest.raises(SpecError, match=f"threat {letter} .* say how, server.manoeuvre"):
+        refuse_unplayed(threat, still)
+    if letter == "H":
+        assert refuse_unplayed(threat, choosing) is None
+        with pytest.raises(SpecError, match="say whom, server.clients"):
+            refuse_unplayed(threat, active)
     else:
-        with pytest.raises(SpecError, match=f"threat {letter} .* cannot be audited yet"):
-            refuse_unplayed(ThreatSpec(model=letter))
+        assert refuse_unplayed(threat, active) is None
+        with pytest.raises(SpecError, match="chooses whom to ask.*; H does"):
+            refuse_unplayed(threat, choosing)

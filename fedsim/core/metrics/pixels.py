@@ -21,7 +21,8 @@ STABLE = (0.01**2, 0.03**2)  # SSIM's constants for a peak of 1
 
 def match_order(truth: Tensor, guess: Tensor) -> list[int]:
     """For each true image the row of ``guess`` that is its partner (least total MSE)."""
-    cost = ((truth[:, None] - guess[None]) ** 2).flatten(2).mean(2)
+    # Row by row: all differences of a large batch at once would fill the memory.
+    cost = torch.stack([((picture - guess) ** 2).flatten(1).mean(1) for picture in truth])
     rows, columns = linear_sum_assignment(cost.double().numpy())
     partner = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     return [partner.get(row, -1) for row in range(len(truth))]

@@ -5,8 +5,10 @@ observations/ vault/ spool/ reconstructions/ learned/ offline/ positions/ canari
 scores.csv scores.parquet summary.json report.html report-redacted.html grid.png
 
     observations/round-0001/weights.safetensors, .json       what was sent, once for the round
+    observations/round-0001/sent-0001.safetensors            what some were sent in their place
     observations/round-0001/client-0003.safetensors, .json   what came back
     vault/round-0001/client-0003.safetensors                 what the client learned from, encrypted
+    vault/notices/round-0001/client-0003.json    what clients tell each other, where they compare
     vault/key.id                                 the name of the key that opens the vault
     reconstructions/ATTACK/round-0001/client-0003-trial-0.safetensors, or .failed.json, or while
                                                   it is worked on .unfinished.safetensors
@@ -50,6 +52,11 @@ def weights_path(root: Path, round_: int) -> Path:
     return root / f"round-{round_:04d}" / WEIGHTS
 
 
+def sent_path(root: Path, round_: int, number: int) -> Path:
+    """Tensors that some clients were sent in place of the round's, in a folder of observations."""
+    return root / f"round-{round_:04d}" / f"sent-{number:04d}.safetensors"
+
+
 def truth_path(vault: Path, round_: int, client: int) -> Path:
     """What a client learned from, in a vault."""
     return vault / f"{observation_name(round_, client)}.safetensors"
@@ -58,6 +65,11 @@ def truth_path(vault: Path, round_: int, client: int) -> Path:
 def state_path(vault: Path, round_: int, client: int) -> Path:
     """What a client keeps for its next round, in a vault."""
     return vault / f"{observation_name(round_, client)}.state.safetensors"
+
+
+def notice_path(vault: Path, round_: int, client: int) -> Path:
+    """What a client tells the others that it will receive, on the board of the clients."""
+    return vault / "notices" / f"{observation_name(round_, client)}.json"
 
 
 def vault_key_path(vault: Path) -> Path:
