@@ -90,3 +90,10 @@ def test_options_as_a_strategy_takes_them_reach_it() -> None:
     spec = small_spec("train.strategy=FedAdam", "train.strategy_options={eta: 0.3, tau: 1}")
     strategy = create_strategy(spec)
     assert (strategy.eta, strategy.tau) == (0.3, 1)
+
+
+def test_an_option_that_a_strategy_has_no_default_for_may_be_given() -> None:
+    spec = small_spec(
+        "train.strategy=QFedAvg", "train.strategy_options={client_learning_rate: 0.1}"
+    )
+    assert create_strategy(spec).client_learning_rate == 0.1  # type: ignore[attr-defined]
