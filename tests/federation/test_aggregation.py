@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from flwr.app import Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.core.errors import RunError, SpecError
 from fedsim.core.learning import Update
@@ -18,6 +19,8 @@ from fedsim.federation.aggregation import (
     refuse_too_few,
 )
 from tests.conftest import small_spec
+
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # messages ask for them
 
 
 def test_a_strategy_that_flower_lacks_is_named_with_the_nearest_one() -> None:
