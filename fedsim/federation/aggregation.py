@@ -47,12 +47,13 @@ def create_strategy(spec: Spec) -> Strategy:
 def _check_options(strategy: type[Strategy], options: Mapping[str, Any]) -> None:
     """Refuse values of another kind than a strategy's own defaults: most of them look at theirs
     only in the middle of a round."""
-    defaults = {n: p.default for n, p in inspect.signature(strategy).parameters.items()}
+    parameters = inspect.signature(strategy).parameters.items()
+    defaults = {n: p.default for n, p in parameters if p.default is not inspect.Parameter.empty}
     for name, value in options.items():
         default, fits_ = defaults.get(name), True
         if callable(default) or name.endswith("_fn"):
             raise SpecError(f"train.strategy_options.{name} is a function: no spec can hold one.")
-        if isinstance(default, int | float) and default is not inspect.Parameter.empty:
+        if isinstance(default, int | float):
             number = isinstance(value, int | float) and not isinstance(value, bool)
             fits_ = isinstance(value, bool) if isinstance(default, bool) else number
             fits_ = fits_ and math.isfinite(value)

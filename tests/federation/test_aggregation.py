@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from flwr.app import Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.core.errors import RunError, SpecError
 from fedsim.core.learning import Update
@@ -18,6 +19,8 @@ from fedsim.federation.aggregation import (
     refuse_too_few,
 )
 from tests.conftest import small_spec
+
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # messages ask for them
 
 
 def test_a_strategy_that_flower_lacks_is_named_with_the_nearest_one() -> None:
@@ -90,3 +93,10 @@ def test_options_as_a_strategy_takes_them_reach_it() -> None:
     spec = small_spec("train.strategy=FedAdam", "train.strategy_options={eta: 0.3, tau: 1}")
     strategy = create_strategy(spec)
     assert (strategy.eta, strategy.tau) == (0.3, 1)
+
+
+def test_an_option_that_a_strategy_has_no_default_for_may_be_given() -> None:
+    spec = small_spec(
+        "train.strategy=QFedAvg", "train.strategy_options={client_learning_rate: 0.1}"
+    )
+    assert create_strategy(spec).client_learning_rate == 0.1  # type: ignore[attr-defined]
