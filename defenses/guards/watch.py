@@ -43,8 +43,9 @@ def inspected(guards: Sequence[Guard], scene: Scene | None) -> Watch:
         mode, state = scene.model.training, _copied(scene)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
+            remembered = {name: t.detach().cpu().clone() for name, t in guard.keep(scene).items()}
             finding = guard.inspect(scene)
-            kept |= {f"{_PREFIX}{name}": t.detach().cpu() for name, t in guard.keep(scene).items()}
+        kept |= {f"{_PREFIX}{name}": tensor for name, tensor in remembered.items()}
         scene.model.load_state_dict(state)
         scene.model.train(mode)
         scene.model.zero_grad(set_to_none=True)

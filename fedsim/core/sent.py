@@ -44,8 +44,7 @@ class Places(BaseModel):
 class Shelf:
     """The chosen tensors of one round as they are stored, each once."""
 
-    root: Path
-    round: int
+    folder: Path  # of the round's observations
     places: dict[str, int] = field(default_factory=dict)  # by a checksum of name and numbers
     files: int = 0
 
@@ -55,7 +54,7 @@ class Shelf:
         new = {name: changed[name] for name, of in digests.items() if of not in self.places}
         if new:
             self.files += 1
-            save_tensors(sent_path(self.root, self.round, self.files), new)
+            save_tensors(sent_path(self.folder, self.files), new)
             self.places |= {digests[name]: self.files for name in new}
         where = {name: self.places[of] for name, of in digests.items()}
         return Places(files=where, checksum=checksum(changed))
@@ -63,8 +62,7 @@ class Shelf:
 
 def files_of(folder: Path, places: Places) -> list[Path]:
     """The files that hold what a client was sent in place of the weights of a round."""
-    root, round_ = folder.parent, int(folder.name.split("-")[1])
-    return [sent_path(root, round_, number) for number in sorted(set(places.files.values()))]
+    return [sent_path(folder, number) for number in sorted(set(places.files.values()))]
 
 
 def read_sent(folder: Path, places: Places) -> dict[str, Tensor]:

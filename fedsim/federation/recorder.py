@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedsim.core.learning import Update
 from fedsim.core.observation import Public, write_observation, write_weights
-from fedsim.core.run import Run, observation_path
+from fedsim.core.run import Run, observation_path, weights_path
 from fedsim.core.sent import Chosen, Places, Shelf
 
 AHEAD = 6  # writes waiting; more would only fill memory
@@ -48,7 +48,7 @@ class Recorder:
         self._pending: list[Future[None]] = []
         self._held_bytes = 0
         self._broken = False
-        self._shelf = Shelf(run.observations, 0)
+        self._shelf = Shelf(run.observations)
         self._chosen: dict[int, tuple[Chosen, Places]] = {}  # the writer's own
 
     def begin(
@@ -61,7 +61,8 @@ class Recorder:
             self._submit(write_weights, self.run.observations, round_, weights, memory)
 
     def _clear(self, round_: int) -> None:
-        self._shelf, self._chosen = Shelf(self.run.observations, round_), {}
+        folder = weights_path(self.run.observations, round_).parent
+        self._shelf, self._chosen = Shelf(folder), {}
 
     def choose(
         self, round_: int, client: int, chosen: Chosen, changed: Mapping[str, Tensor]

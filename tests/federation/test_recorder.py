@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from fedsim.audit.stages import federate
 from fedsim.core.learning import Update
-from fedsim.core.observation import Public
 from tests.conftest import small_spec
 
 
@@ -24,7 +23,7 @@ def test_updates_that_do_not_fit_in_memory_are_read_back(tmp_path: Path, monkeyp
 
 
 def test_an_error_of_the_writer_stops_the_run(tmp_path: Path, monkeypatch) -> None:
-    def full(root: Path, round_: int, client: int, update: Update, public: Public) -> None:
+    def full(root: Path, round_: int, client: int, update: Update, *about: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fedsim.federation.recorder.write_observation", full)

@@ -52,9 +52,9 @@ def weights_path(root: Path, round_: int) -> Path:
     return root / f"round-{round_:04d}" / WEIGHTS
 
 
-def sent_path(root: Path, round_: int, number: int) -> Path:
-    """Tensors that some clients were sent in place of the round's, in a folder of observations."""
-    return root / f"round-{round_:04d}" / f"sent-{number:04d}.safetensors"
+def sent_path(folder: Path, number: int) -> Path:
+    """Tensors that some clients were sent in place of the round's, in the folder of the round."""
+    return folder / f"sent-{number:04d}.safetensors"
 
 
 def truth_path(vault: Path, round_: int, client: int) -> Path:
