@@ -30,12 +30,20 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import AttackError, ModelError
+from fedsim.core.knowledge import View
 from fedsim.core.learning import Protocol, Update
 from fedsim.core.models import head_names, vit_parts
 from fedsim.core.spec import Upload
 
 Rule = Literal["auto", "bias", "rows", "min", "sum", "steps"]
 _ONE_SIGN = 0.5  # of the rows: where features have one sign, so have the rows of absent classes
+
+
+def labels_left(view: View) -> Tensor | None:
+    """The labels of the pictures that a server's manoeuvre left in an update, where it knows
+    them."""
+    isolated = view.isolated
+    return None if isolated is None else isolated.labels
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from torch.nn.grad import conv2d_input
 
 from fedsim.attacks.closed import ClosedForm, Solved, uploaded
 from fedsim.attacks.generators import generate, latent_size, latents_of
-from fedsim.attacks.labels import recover_labels
+from fedsim.attacks.labels import labels_left, recover_labels
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
@@ -102,7 +102,9 @@ class RGap(ClosedForm):
         notes = []
         if view.batch_size > 1:
             notes.append(f"underdetermined: {view.batch_size} images mix in one system")
-        label = int(recover_labels(update, model, view.batch_size)[0])
+        left = labels_left(view)
+        known = recover_labels(update, model, view.batch_size) if left is None else left
+        label = int(known[0])
         layers, fill = chain(model), None
         if self.generator != "none":
             fill = Filler(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks.labels import recover_labels
+from fedsim.attacks.labels import labels_left, recover_labels
 from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
@@ -63,6 +63,8 @@ class ClosedForm(Attack, ABC):
 
 def _labels_beside(view: View, model: nn.Module, notes: list[str]) -> Tensor | None:
     """The labels, where the head was uploaded; the picture does not depend on them."""
+    if (left := labels_left(view)) is not None:
+        return left
     try:
         return recover_labels(view.update, model, view.batch_size)
     except AttackError as error:

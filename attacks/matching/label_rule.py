@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks.labels import Rule, recover_labels
+from fedsim.attacks.labels import Rule, labels_left, recover_labels
 from fedsim.attacks.matching.problem import Problem
 from fedsim.core.models import head_names
 
@@ -28,8 +28,11 @@ class LabelParameters:
             coin = view.coin("labels")
             soft = torch.randn(seeds, count, _classes(problem.model), generator=coin)
             return soft.to(problem.device)
+        left = labels_left(view)
         if view.grants("oracle_labels"):
             labels = view.oracle_labels
+        elif left is not None and len(left) == count:
+            labels = left
         else:
             knows = view.grants("optimizer") and view.grants("learning_rate")
             labels = recover_labels(
