@@ -58,6 +58,7 @@ from fedsim.scoring.lineup import chances
 from fedsim.scoring.scores import failures, results_of, score_jobs
 from fedsim.scoring.statistics import compare, over_rounds, population
 from fedsim.scoring.verdict import asked_of, summarise
+from fedsim.scoring.vigilance import noticed, refused_in, server_account
 
 
 def federate(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
@@ -181,7 +182,7 @@ def conclude(
             _ledgers(run, jobs),
             failed,
             chances(run, jobs, scores, identification.gallery),
-            asked_of(spec),
+            asked_of(spec, refused_in(run)),
         )
         guesses = {e["attack"] for e in verdicts if not e.get("looked", True)} - {baseline}
         summary = {
@@ -195,6 +196,8 @@ def conclude(
             "population": population(scores[~scores["attack"].isin(guesses)], baseline or ""),
             "over_rounds": over_rounds(scores, _rounds(run), spec.seed),
             "failed_jobs": failed,
+            "server": server_account(run, spec, _rounds(run)),
+            "noticed": noticed(run, spec),
             "events": run.events(),
             "privacy": budgets(spec),
             "unavailable": {
@@ -284,6 +287,8 @@ def _is_kept(run: Run, round_: int, client: int) -> bool:
 def _require_observations(run: Run) -> None:
     if list_observations(run.observations):
         return
+    if refused_in(run):
+        return  # that nobody uploads is what their guards are for
     reasons = [event["message"] for event in run.events()] or ["no client answered"]
     raise RunError(f"no update was observed in any audited round: {reasons[0]}")
 

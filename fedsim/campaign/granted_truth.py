@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.campaign.jobs import AnyJob, Job, LessonJob, observed_by
+from fedsim.campaign.seen import read_from
 from fedsim.core.knowledge import Secrets, Statistics, granted_by
 from fedsim.core.models import batchnorm_names
 from fedsim.core.observation import (
@@ -23,7 +24,7 @@ from fedsim.core.observation import (
     recorded_checksum,
     refuse_foreign,
 )
-from fedsim.core.run import Run
+from fedsim.core.run import Run, address_of
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Truth, Vault
 from fedsim.defenses.applied import announced
@@ -46,10 +47,12 @@ def _secrets(spec: Spec, classes: int | None, vault: Vault, job: AnyJob) -> Secr
     granted = granted_by(spec.threat)
     if isinstance(job, LessonJob) or not granted & {"oracle_labels", "batch_statistics"}:
         return Secrets()
-    truth = vault.read(job.round, job.client, recorded_checksum(job.observation))
+    files = read_from(job.observation, granted)  # of a whole cohort, where only its sum is read
+    truths = [vault.read(*address_of(file), recorded_checksum(file)) for file in files]
+    alone = truths[0] if len(truths) == 1 else None
     return Secrets(
-        labels=truth.labels if "oracle_labels" in granted else None,
-        statistics=_statistics(job, truth) if "batch_statistics" in granted else None,
+        labels=torch.cat([t.labels for t in truths]) if "oracle_labels" in granted else None,
+        statistics=_statistics(job, alone) if alone and "batch_statistics" in granted else None,
     )
 
 

@@ -111,6 +111,7 @@ class Facts:
     defenses: tuple[NamedDefense, ...]
     tokens: Tokens | None  # None: no ViT
     head: tuple[str, ...]  # "weight" and "bias", as far as their gradients are uploaded
+    biased: bool  # whether the head has a bias at all
     batchnorms: int
     chain: bool  # a plain chain of layers, which R-GAP inverts one by one
     parameters: int
@@ -145,6 +146,7 @@ def gather(spec: Spec) -> Facts:
         defenses=named_defenses,
         tokens=tokens,
         head=_head(model, trained),
+        biased=_is_biased(model),
         batchnorms=len(batchnorm_names(model)),
         chain=_is_chain(model),
         parameters=sum(p.numel() for p in model.parameters()),
@@ -159,6 +161,13 @@ def gather(spec: Spec) -> Facts:
             chance=any(named.acts_on("protect_batch") for named in named_defenses),
         ),
     )
+
+
+def _is_biased(model: nn.Module) -> bool:
+    try:
+        return len(head_names(model)) > 1
+    except ModelError:
+        return False
 
 
 def _built(spec: Spec, classes: int) -> nn.Module:

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from fedsim.core.knowledge import THREATS
 from fedsim.core.spec import Component
 from fedsim.lint.facts import Facts
 
@@ -14,10 +15,25 @@ SAFE_BATCH = 8
 
 
 def mixed(facts: Facts) -> tuple[str, ...]:
-    """Several pictures in every update: by the batch, else by a sum over clients."""
+    """Several pictures in every update: by the batch, else by a sum over clients. Against a server
+    that chooses the weights that is not enough: its clients must refuse them."""
+    refusing = guarded(facts) if THREATS[facts.spec.threat.model].deeds else ()
     if facts.shard is None or facts.shard >= SAFE_BATCH:
-        return (f"train.batch_size={SAFE_BATCH}",)
-    return aggregated(facts)
+        return (f"train.batch_size={SAFE_BATCH}", *refusing)
+    return (*aggregated(facts), *refusing)
+
+
+def guards_that_refuse(facts: Facts) -> list[str]:
+    """The guards that keep a client from uploading; those that only warn protect nobody."""
+    return [c.name for c in facts.spec.guards if c.params.get("refuse")]
+
+
+def guarded(facts: Facts) -> tuple[str, ...]:
+    """Clients that look at what they were sent, and refuse."""
+    if guards_that_refuse(facts):
+        return ()
+    names = [c.name for c in facts.spec.guards] or ["d_snr", "weight_check"]
+    return (f"guards={_flow([{'name': name, 'refuse': True} for name in names])}",)
 
 
 def aggregated(facts: Facts) -> tuple[str, ...]:

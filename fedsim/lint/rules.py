@@ -14,6 +14,7 @@ from fedsim.attacks import create_attack
 from fedsim.core.attack import needs_of
 from fedsim.core.knowledge import THREATS, granted_by
 from fedsim.core.spec import Upload
+from fedsim.lint import active
 from fedsim.lint.facts import ACTS, Facts, NamedDefense
 from fedsim.lint.findings import Finding, Severity
 from fedsim.lint.rehearsal import EXACT_DB
@@ -30,11 +31,16 @@ from fedsim.lint.remedies import (
 Rule = Callable[[Facts], Iterator[Finding]]
 
 CLEAR_DB = 30.0  # what a verdict calls LEAKS
+_PASSIVE = (
+    " Mixing pictures ends this for threats A to E; a server that chooses the weights (threat F) "
+    "takes one out of any batch."
+)
 MOSTLY = 0.75  # of the pictures, for a rehearsal to count as exact
 CLEAR_SHARE = 0.5  # of the batches, for labels to count as read
 LOOSE, MEANINGLESS = 10.0, 100.0  # epsilon: little is promised; nothing is
 
 NAMES = {
+    **active.NAMES,
     "exact-inversion": "one picture, from the gradients of its positions and patches",
     "exact-inversion-fixed-positions": "one picture, although its positions are fixed",
     "layer-by-layer": "one picture, through a plain chain of layers",
@@ -112,7 +118,7 @@ def _inversion(
             f" This spec's attacker (threat {facts.spec.threat.model}) lacks {', '.join(lacking)}; "
             f"a server that knows them (threat {letter}) does not."
         )
-    yield Finding(rule, severity, system + words, mixed(facts), letter)
+    yield Finding(rule, severity, f"{system}{words}{_PASSIVE}", mixed(facts), letter)
 
 
 def _severity(facts: Facts, determined: bool) -> Severity | None:
@@ -415,6 +421,11 @@ def unrehearsed(facts: Facts) -> Iterator[Finding]:
         yield Finding("not-rehearsed", "note", reason)
 
 
+def active_server(facts: Facts) -> Iterator[Finding]:
+    """One picture of any batch, for a server that chooses the weights."""
+    return active.active_server(facts, (exact_by_patches, exact_by_rows, layer_by_layer))
+
+
 RULES: tuple[Rule, ...] = (
     exact_by_patches,
     exact_by_rows,
@@ -435,6 +446,8 @@ RULES: tuple[Rule, ...] = (
     first_round_only,
     absent_data,
     unrehearsed,
+    active_server,
+    active.guards_only_warn,
 )
 
 

@@ -3,6 +3,7 @@ alone, so that it can be written again a month later."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -14,6 +15,7 @@ from fedsim.core.metrics import shown_in
 from fedsim.core.run import Run
 from fedsim.core.text import encoded
 from fedsim.report import content, formats, headline, learned, pictures, plots
+from fedsim.scoring.vigilance import words_at
 
 HERE = Path(__file__).parent
 
@@ -45,6 +47,10 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
             comparisons=summary.get("comparisons", []),
             over_rounds=plots.over_rounds(summary.get("over_rounds", []), baseline),
             threat=content.threat_model(run.spec, summary),
+            server=content.server(summary),
+            noticed=summary.get("noticed"),
+            noticed_at=partial(words_at, summary.get("noticed")),
+            untried=content.untried(run.spec),
             privacy=content.privacy(summary),
             canary=content.canary(summary, scores),
             unavailable=content.unavailable(summary),

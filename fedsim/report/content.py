@@ -63,9 +63,47 @@ def facts(spec: Spec, summary: dict[str, Any], scores: pd.DataFrame) -> list[tup
         ),
         ("Upload", f"{train.upload} of {steps}, batch size {train.batch_size}"),
         ("Defenses", "; ".join(_component(d) for d in spec.defenses) or "none"),
+        *_active_facts(spec),
         ("Attacker", f"{threat.letter}, {threat.name}"),
         ("Attacked", f"{count(victims, 'update')}, {_images(scores)}"),
     ]
+
+
+def _active_facts(spec: Spec) -> list[tuple[str, str]]:
+    """What an active server does, and what the clients check, where there is either."""
+    found = []
+    if spec.server.manoeuvre is not None:
+        replies = {"discard": "replies discarded", "include": "replies in the model"}
+        outcome = replies.get(spec.server.aggregate, "each round followed by an honest copy")
+        found.append(("Server", f"{_component(spec.server.manoeuvre)}, {outcome}"))
+    if spec.guards:
+        found.append(("Guards", "; ".join(_component(guard) for guard in spec.guards)))
+    return found
+
+
+def untried(spec: Spec) -> str | None:
+    """What an audit of a server that changes nothing does not say; None where it did."""
+    if spec.server.manoeuvre is not None:
+        return None
+    return (
+        f"An active server was not tried: under threat {spec.threat.model} everybody is sent the "
+        f"same honest weights. A server that chooses them takes exact pictures out of large "
+        f"batches and through secure aggregation."
+    )
+
+
+def server(summary: dict[str, Any]) -> dict[str, Any] | None:
+    """What the server did, with the accuracy of its model as a list of rounds; None for an honest
+    one."""
+    account = summary.get("server")
+    if not account:
+        return None
+    accuracy = account.get("accuracy", {})
+    rows = [
+        {"round": int(r), "accuracy": value, "tampered": int(r) in account["tampered"]}
+        for r, value in accuracy.items()
+    ]
+    return {**account, "curve": sorted(rows, key=lambda row: row["round"])}
 
 
 def _component(component: Component) -> str:

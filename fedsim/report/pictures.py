@@ -20,7 +20,7 @@ from fedsim.core.files import write_atomically
 from fedsim.core.run import Run
 from fedsim.report.formats import count, decibel, headline, label
 from fedsim.report.headline import Finding
-from fedsim.scoring.scores import load_pictures
+from fedsim.scoring.scores import CLAIMED, load_pictures
 
 MOST_SHOWN, LEAST_SHOWN, BASELINE_SHOWN = 16, 8, 4  # rows of four
 PIXEL_BUDGET = 4_000_000  # over all galleries: a report of many large pictures stays mailable
@@ -106,11 +106,17 @@ class Gallery:
     images: int
     film: list[Frame]
     filmed: str  # whose film it is
+    claimed: int  # how many of the images the attack has a picture for
 
     @property
     def extent(self) -> str:
         """How many of the images are shown, and which."""
         shown = len(self.pairs)
+        if self.claimed < self.images:
+            return (
+                f"{shown} of the {self.claimed} images that it has a picture for, of "
+                f"{self.images} in all, spread evenly from the closest to the farthest."
+            )
         if shown == self.images:
             return f"{count(shown, 'image')}, the closest first."
         return (
@@ -137,11 +143,22 @@ def galleries(
         name = entry["attack"]
         attack_scores = scores[scores["attack"] == name]
         guess = entry["verdict"] == "BASELINE"
-        rows = spread(attack_scores, min(most, BASELINE_SHOWN) if guess else most)
+        claimed = claimed_in(attack_scores)
+        rows = spread(claimed, min(most, BASELINE_SHOWN) if guess else most)
         pairs = [replace(p, redacted=redacted) for p in load_pairs(run, jobs, scores, rows)]
         film, whose = film_of(jobs, attack_scores, redacted=redacted)
-        shown.append(Gallery(name, entry["verdict"], pairs, len(attack_scores), film, whose))
+        about = (len(attack_scores), film, whose, len(claimed))
+        shown.append(Gallery(name, entry["verdict"], pairs, *about))
     return shown
+
+
+def claimed_in(own: pd.DataFrame) -> pd.DataFrame:
+    """The rows that an attack has a picture for, where it has any; tables of older versions do not
+    tell, and count as all."""
+    if CLAIMED not in own:
+        return own
+    claimed = own[own[CLAIMED].fillna(True).astype(bool)]
+    return claimed if len(claimed) else own
 
 
 def film_of(

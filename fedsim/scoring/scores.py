@@ -33,6 +33,7 @@ from fedsim.scoring.canary import check_canaries
 from fedsim.scoring.identification import Gallery, Wanted
 from fedsim.scoring.recovery import FLAT
 
+CLAIMED = "claimed"
 _FAILURE = TypeAdapter(dict[str, str])
 
 
@@ -43,6 +44,7 @@ def columns() -> list[str]:
         *METRICS,
         *("label_true", "label_recovered", "identified", "seconds", "loss", "canary", "picture"),
         FLAT,
+        CLAIMED,
     ]
 
 
@@ -56,6 +58,7 @@ class Pictures:
     guess: Tensor
     result: Reconstruction  # as much of it as is scored
     recovered: list[int | None]  # the label that was recovered for each picture
+    claimed: list[bool]  # whether the attack has a picture for it; if not, its guess is grey
     left_out: str | None = None  # what is not
     summed: bool = False  # whether it was read from the sum of a cohort
 
@@ -125,12 +128,11 @@ def load_pictures(run: Run, job: Job) -> Pictures | None:
     labels = torch.cat([one.labels for one in truths.values()])
     result, left_out = _as_many_as(result, len(images))
     blank = torch.full_like(truth.images[0], 0.5)  # an image the attack does not claim
-    guess = torch.stack(
-        [result.images[row] if row >= 0 else blank for row in match_order(images, result.images)]
-    )
+    order = match_order(images, result.images)
+    guess = torch.stack([result.images[row] if row >= 0 else blank for row in order])
     own = _own(truths, job.client)
-    recovered = _align_labels(labels, result.labels)[own]
-    about = (result, recovered, left_out, len(truths) > 1)
+    recovered, claimed = _align_labels(labels, result.labels)[own], [row >= 0 for row in order[own]]
+    about = (result, recovered, claimed, left_out, len(truths) > 1)
     return Pictures(job, truth.images, truth.labels, guess[own], *about)
 
 
@@ -235,6 +237,7 @@ def _rows(
             "canary": canary,
             "picture": numbers[image],
             FLAT: yardstick.flat[image],
+            CLAIMED: pictures.claimed[image],
         }
         for image in range(len(labels))
     ]

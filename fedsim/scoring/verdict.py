@@ -26,7 +26,7 @@ SSIM that is 1 dB above the flat colour. Every entry says how many ``victims`` s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,7 @@ class Asked:
     victims: int
     trials: int
     baseline: str | None
+    refused: int = 0  # of the victims that were chosen: they uploaded nothing
 
     @classmethod
     def of(cls, scores: pd.DataFrame) -> Asked:
@@ -86,9 +87,12 @@ class Asked:
         return None
 
 
-def asked_of(spec: Spec) -> Asked:
-    """What a spec asks for."""
-    return Asked(len(victims(spec)), spec.audit.trials, baseline_label(spec))
+def asked_of(spec: Spec, refused: Collection[tuple[int, int]] = ()) -> Asked:
+    """What a spec asks for; whoever ``refused`` to upload gave nothing to attack."""
+    chosen = victims(spec)
+    left = [victim for victim in chosen if victim not in refused]
+    trials = spec.audit.trials
+    return Asked(len(left), trials, baseline_label(spec), len(chosen) - len(left))
 
 
 def summarise(
@@ -125,9 +129,12 @@ def _no_result(
     kinds = [job.get("kind", "fault") for job in failed]
     worst_first = sorted(failed, key=lambda job: job.get("kind") == DECLINED)
     why = "none of its victims was observed and could be scored."
+    if asked.refused and not asked.victims:
+        why = f"the guards of all {asked.refused} victims kept them from uploading."
     words = f"{label} gave no result: {worst_first[0]['reason'] if failed else why}"
     all_declined = set(kinds) == {DECLINED} and len(kinds) >= asked.victims
     about = {"images": 0, "victims": 0, "victims_of": asked.victims, "ledger": ledger}
+    about["refused"] = asked.refused
     about |= {"declined": all_declined, "kinds": sorted(set(kinds))}
     return {"attack": label, "verdict": "NO RESULT", **about, "words": words}
 
@@ -155,6 +162,7 @@ def _one(
         "looked": looked,
         "victims": int(rows.groupby(["round", "client"]).ngroups),
         "victims_of": asked.victims,
+        "refused": asked.refused,
         "groups": count_groups(rows),
         "metrics": {m: describe(rows, m, seed) for m in METRICS},
         "baseline": {m: _mean(same[m]) for m in METRICS},

@@ -16,6 +16,8 @@ def words_of(entry: dict[str, Any]) -> str:
     base = entry["baseline"]["psnr"]
     against = f" (a guess without the update: {base:.1f} dB)" if base is not None else ""
     behind = f"{entry['victims']} of {entry['victims_of']} victims"
+    if entry.get("refused"):
+        behind += f" ({entry['refused']} more did not upload, by their guards)"
     return {
         "LEAKS": f"{name} reconstructed the clients' pictures: {mean:.1f} dB on average, "
         f"{closest(entry)} for the worst-hit client{against}; {behind}.",

@@ -32,8 +32,17 @@ def test_five_hundred_images_are_sampled_from_best_to_worst() -> None:
     assert len(shown) == pictures.MOST_SHOWN
     assert (shown[0], shown[-1]) == (499.0, 0.0)
     assert shown == sorted(shown, reverse=True)
-    gallery = pictures.Gallery("x", "LEAKS", [], 500, [], "")
+    gallery = pictures.Gallery("x", "LEAKS", [], 500, [], "", 500)
     assert "500 more are in the run directory" in gallery.extent
+
+
+def test_a_gallery_shows_the_pictures_that_its_attack_claims() -> None:
+    rows = pd.DataFrame({"psnr": [9.0, 50.0, 8.0], "claimed": [False, True, False]})
+    assert pictures.claimed_in(rows)["psnr"].tolist() == [50.0]
+    nothing = rows.assign(claimed=False)
+    assert len(pictures.claimed_in(nothing)) == len(pictures.claimed_in(rows[["psnr"]])) == 3
+    gallery = pictures.Gallery("x", "LEAKS", [], 64, [], "", 1)
+    assert gallery.extent.startswith("0 of the 1 images that it has a picture for, of 64 in all")
 
 
 def test_grid_is_a_contact_sheet_of_the_strongest_attack(leaking: Run) -> None:
