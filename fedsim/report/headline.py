@@ -52,6 +52,14 @@ def strongest(summary: dict[str, Any]) -> Finding:
 
 def _nothing(entry: dict[str, Any], entries: list[dict[str, Any]]) -> Finding:
     """An attack without a result is the finding: the others found nothing, or there are none."""
+    if entry.get("refused") and not entry.get("victims_of"):
+        return Finding(
+            "NO RESULT",
+            f"Nothing was uploaded: the guards of all {entry['refused']} victims refused.",
+            "They did not like the weights that they were sent, so there was nothing to attack. "
+            "What a gentler server would have got past them, this run does not say.",
+            None,
+        )
     sentence = "No conclusion: no attack produced a result."
     detail = "The reasons are below."
     if any(other["verdict"] != "NO RESULT" for other in entries):

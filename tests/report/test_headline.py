@@ -67,3 +67,10 @@ def test_a_picture_that_came_back_elsewhere_is_told_at_its_closest() -> None:
     moved = {"psnr": {"worst_case": 12.0}, "psnr_registered": {"worst_case": 160.0}}
     finding = found(entry("LEAKS", metrics=moved))
     assert "12.0 dB (160 dB (exact) once shifted into place)" in finding.detail
+
+
+def test_clients_who_all_refused_are_the_headline() -> None:
+    entry_ = {**nothing("a", declined=False), "refused": 4, "victims_of": 0}
+    finding = found(entry_)
+    assert finding.sentence == "Nothing was uploaded: the guards of all 4 victims refused."
+    assert "this run does not say" in finding.detail
