@@ -1,0 +1,180 @@
+"""D-SNR (Garov et al. 2024, "Hiding in Plain Sight"): does one picture drown out the others?
+
+    D-SNR = max over layers, over pictures i, of  |g_i| / sum of |g_j|, j other than i
+
+with g_i the gradient of picture i's own loss in the layer's weight. A server that fishes one
+picture out of a batch must let the others' gradients vanish somewhere, and that is what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedsim.core.guard import Finding, Guard, Scene
+from fedsim.core.models import batchnorm_names
+from fedsim.defenses.guards.calibration import d_snr_limit
+
+CHUNK = 16  # pictures whose activations are held at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSnr(Guard):
+    """``limit``: the largest D-SNR that is no sign; without it, what honest batches of that size
+    stay below (`fedsim.defenses.guards.calibration`).
+
+    Looks at every picture of the first batch, which meets the weights as they were received. A
+    sample of the batch would not do: most samples miss the picture that is fished, and the others
+    look like an honest batch among themselves.
+    """
+
+    limit: Annotated[float, Field(gt=0)] | None = None
+
+    def inspect(self, scene: Scene) -> Finding:
+        images, labels = scene.batches[0]
+        count = len(labels)
+        limit = d_snr_limit(count) if self.limit is None else self.limit
+        if count < 2:
+            words = "a batch of one picture: there are no others that it could be isolated from"
+            return Finding("d_snr", 0.0, limit, words, self.refuse)
+        norms = gradient_norms(scene.model, scene.protocol.normalise(images), labels)
+        if not norms:
+            words = "the model has no plain linear or convolutional layer to look at"
+            return Finding("d_snr", 0.0, limit, words, self.refuse)
+        ratios = {name: d_snr(each) for name, each in norms.items()}
+        # what is no number (a gradient that overflows) is worse than any
+        worst = max(ratios, key=lambda name: float("inf") if _odd(ratios[name]) else ratios[name])
+        words = (
+            f"in '{worst}' one of {count} pictures has a gradient {ratios[worst]:.3g} times as "
+            f"large as those of all others together"
+        )
+        if batchnorm_names(scene.model) and scene.model.training:
+            words += " (BatchNorm taken by its running statistics: in batches nobody is alone)"
+        return Finding("d_snr", ratios[worst], limit, words)
+
+
+def _odd(number: float) -> bool:
+    return number != number
+
+
+def d_snr(norms: Tensor) -> float:
+    """The D-SNR of one layer, whose per-picture gradients have these norms; 0 where all vanish:
+    then no picture shows."""
+    largest = norms.max()
+    if largest == 0:
+        return 0.0
+    # not the sum less the largest: what is left of a fished batch is below its rounding
+    others = norms.sort().values[:-1].sum()
+    return float(largest / others)
+
+
+def gradient_norms(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The norm (B,) of each picture's own gradient in the weight of every linear and convolutional
+    layer, by the layer's name. ``images`` are normalised already. Exact, in eval mode.
+
+    One forward and one backward pass of the whole batch: in eval mode no picture meets another, so
+    each layer's inputs and output gradients tell the pictures' gradients apart.
+    """
+    layers = {name: module for name, module in model.named_modules() if _is_plain(module)}
+    parts = []
+    with _evaluating(model):
+        for at in range(0, len(images), CHUNK):
+            chosen = slice(at, at + CHUNK)
+            parts.append(_norms_of_chunk(model, layers, images[chosen], labels[chosen]))
+    seen = set(layers).intersection(*parts)  # a layer may be skipped by some pictures
+    return {name: torch.cat([part[name] for part in parts]) for name in layers if name in seen}
+
+
+def _norms_of_chunk(
+    model: nn.Module, layers: dict[str, nn.Module], images: Tensor, labels: Tensor
+) -> dict[str, Tensor]:
+    calls: list[tuple[str, Tensor, Tensor]] = []  # layer, input, output
+
+    def listener(name: str):  # type: ignore[no-untyped-def]
+        def listen(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+            if output.requires_grad and len(output) == len(labels):
+                calls.append((name, given[0].detach(), output))
+
+        return listen
+
+    hooks = [module.register_forward_hook(listener(name)) for name, module in layers.items()]
+    try:
+        with torch.enable_grad():
+            loss = F.cross_entropy(model(images), labels, reduction="sum")
+            outputs = [output for _, _, output in calls]
+            slopes = torch.autograd.grad(loss, outputs, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    rows: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for (name, given, _), slope in zip(calls, slopes, strict=True):
+        if slope is not None:
+            rows.setdefault(name, []).append(_rows(layers[name], given, slope))
+    return {name: _norms(used) for name, used in rows.items()}
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """A layer whose weight's gradient is the sum of inputs times output gradients; what derives
+    from one and computes something else is left out."""
+    if isinstance(module, nn.Linear):
+        return type(module).forward is nn.Linear.forward and module.weight.requires_grad
+    if isinstance(module, nn.Conv2d):
+        plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        return type(module).forward is nn.Conv2d.forward and plain and module.weight.requires_grad
+    return False
+
+
+def _rows(layer: nn.Module, given: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """What met the weight at each position, (B, groups, T, inputs), and the gradient of what came
+    out there, (B, groups, T, outputs)."""
+    count = len(given)
+    if isinstance(layer, nn.Linear):
+        return (
+            given.reshape(count, 1, -1, given.shape[-1]),
+            slope.reshape(count, 1, -1, slope.shape[-1]),
+        )
+    assert isinstance(layer, nn.Conv2d)
+    assert not isinstance(layer.padding, str)
+    patches = F.unfold(given, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    inputs = patches.reshape(count, layer.groups, -1, patches.shape[-1])
+    outputs = slope.reshape(count, layer.groups, -1, patches.shape[-1])
+    return inputs.transpose(2, 3), outputs.transpose(2, 3)
+
+
+def _norms(used: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """|sum over t of output gradient (t) x input (t)| of every picture, over all uses of a layer.
+
+    The squared norm is also the sum over s, t of <in s, in t> <out s, out t>, which is cheaper
+    where positions are few.
+    """
+    inputs = torch.cat([given for given, _ in used], dim=2)
+    outputs = torch.cat([slope for _, slope in used], dim=2)
+    positions, wide, high = inputs.shape[2], inputs.shape[3], outputs.shape[3]
+    # Scaled to 1, so that squares of tiny gradients do not vanish.
+    scale = outputs.abs().amax(dim=(1, 2, 3), keepdim=True)
+    outputs = outputs / scale.clamp(min=torch.finfo(outputs.dtype).tiny)
+    if positions * (wide + high) < wide * high:
+        products = (inputs @ inputs.transpose(2, 3)) * (outputs @ outputs.transpose(2, 3))
+        squares = products.sum(dim=(1, 2, 3)).clamp(min=0)
+    else:
+        squares = (outputs.transpose(2, 3) @ inputs).square().sum(dim=(1, 2, 3))
+    return squares.sqrt() * scale.flatten()
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, and every part back in its own mode after."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

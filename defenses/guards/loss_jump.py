@@ -1,0 +1,70 @@
+"""LossJump: is the received model worse on the client's own pictures than it could honestly be?
+
+A model that fishes a picture is confidently wrong about it, and one whose head was emptied knows
+nothing any more. Losses rise in honest federations too, above all on skewed shards and in small
+batches, so the guard speaks up late: it is the cheapest of all, and the least sharp.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedsim.core.guard import Finding, Guard, Scene
+from fedsim.defenses.guards import calibration
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossJump(Guard):
+    """The score is the worse of two shares of a limit, so its limit is 1.
+
+    ``by_chance``: how many times the loss of guessing (the logarithm of the number of classes) the
+    loss on the first batch may be. ``jump``: by how many times the loss of guessing it may have
+    risen since the last round that the client took part in; ``noise`` is added to it, by the root
+    of the smaller batch.
+    """
+
+    by_chance: Positive = calibration.BY_CHANCE
+    jump: Positive = calibration.JUMP
+    noise: Annotated[float, Field(ge=0)] = calibration.JUMP_NOISE
+
+    def inspect(self, scene: Scene) -> Finding:
+        loss, classes = loss_of(scene)
+        chance = math.log(max(2, classes))
+        worst = loss / (self.by_chance * chance)
+        words = f"the loss is {loss:.3g}, that of guessing {chance:.3g}"
+        kept = scene.kept.get("loss_jump/last")
+        if kept is not None:
+            before, pictures = float(kept[0]), float(kept[1])
+            fewest = max(1.0, min(pictures, len(scene.batches[0][1])))
+            allowed = (self.jump + self.noise / math.sqrt(fewest)) * chance
+            words += f", and it was {before:.3g} in the last round"
+            worst = max(worst, (loss - before) / allowed)
+        if not math.isfinite(loss):
+            worst = math.inf
+        return Finding("loss_jump", worst, 1.0, words)
+
+    def keep(self, scene: Scene) -> dict[str, Tensor]:
+        loss, _ = loss_of(scene)
+        return {"loss_jump/last": torch.tensor([loss, float(len(scene.batches[0][1]))])}
+
+
+@torch.no_grad()
+def loss_of(scene: Scene) -> tuple[float, int]:
+    """The loss on the first batch in the mode in which the client trains, and how many classes
+    there are. Running statistics stay as they were: the model runs on a copy of them."""
+    images, labels = scene.batches[0]
+    buffers = {name: buffer.clone() for name, buffer in scene.model.named_buffers()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # of dropout
+        logits = functional_call(scene.model, buffers, (scene.protocol.normalise(images),))
+    return float(F.cross_entropy(logits, labels)), logits.shape[1]
