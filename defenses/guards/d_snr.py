@@ -43,11 +43,11 @@ class DSnr(Guard):
         limit = d_snr_limit(count) if self.limit is None else self.limit
         if count < 2:
             words = "a batch of one picture: there are no others that it could be isolated from"
-            return Finding("d_snr", 0.0, limit, words, self.refuse)
+            return Finding("d_snr", 0.0, limit, words)
         norms = gradient_norms(scene.model, scene.protocol.normalise(images), labels)
         if not norms:
             words = "the model has no plain linear or convolutional layer to look at"
-            return Finding("d_snr", 0.0, limit, words, self.refuse)
+            return Finding("d_snr", 0.0, limit, words)
         ratios = {name: d_snr(each) for name, each in norms.items()}
         # what is no number (a gradient that overflows) is worse than any
         worst = max(ratios, key=lambda name: float("inf") if _odd(ratios[name]) else ratios[name])

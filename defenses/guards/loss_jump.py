@@ -29,33 +29,28 @@ class LossJump(Guard):
 
     ``by_chance``: how many times the loss of guessing (the logarithm of the number of classes) the
     loss on the first batch may be. ``jump``: by how many times the loss of guessing it may have
-    risen since the last round that the client took part in; ``noise`` is added to it, by the root
-    of the smaller batch.
+    risen since the last round that the client took part in.
     """
 
     by_chance: Positive = calibration.BY_CHANCE
     jump: Positive = calibration.JUMP
-    noise: Annotated[float, Field(ge=0)] = calibration.JUMP_NOISE
 
     def inspect(self, scene: Scene) -> Finding:
         loss, classes = loss_of(scene)
         chance = math.log(max(2, classes))
         worst = loss / (self.by_chance * chance)
         words = f"the loss is {loss:.3g}, that of guessing {chance:.3g}"
-        kept = scene.kept.get("loss_jump/last")
-        if kept is not None:
-            before, pictures = float(kept[0]), float(kept[1])
-            fewest = max(1.0, min(pictures, len(scene.batches[0][1])))
-            allowed = (self.jump + self.noise / math.sqrt(fewest)) * chance
+        if "loss_jump/last" in scene.kept:
+            before = float(scene.kept["loss_jump/last"])
             words += f", and it was {before:.3g} in the last round"
-            worst = max(worst, (loss - before) / allowed)
+            worst = max(worst, (loss - before) / (self.jump * chance))
         if not math.isfinite(loss):
             worst = math.inf
         return Finding("loss_jump", worst, 1.0, words)
 
     def keep(self, scene: Scene) -> dict[str, Tensor]:
         loss, _ = loss_of(scene)
-        return {"loss_jump/last": torch.tensor([loss, float(len(scene.batches[0][1]))])}
+        return {"loss_jump/last": torch.tensor(loss)}
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ TWIN = 1 - 1e-4  # the cosine of two rows from which on they are one direction
 NARROW = 16  # rows of fewer numbers are often alike by chance, as depthwise filters are
 LOOKS = 4  # directions along which rows are sorted to find twins
 POWER_STEPS = 8
+SILENT = 1e-3  # the size of a matrix that is quiet already, and may become quieter
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -152,7 +153,7 @@ class WeightCheck(Guard):
             was, is_ = float(norm) / count, _size(tensor)
             ratio = float(shift) / count / (was + calibration.SMALL)
             yield Mark(ratio / self.moved, f"'{name}' moved by {ratio:.3g} times its size")
-            if was > calibration.SMALL / 10 and tensor.ndim > 1:
+            if was > SILENT and tensor.ndim > 1:
                 part = is_ / was
                 words = f"'{name}' fell to {part:.2g} of its size"
                 yield Mark(self.shrunk / max(part, 1e-12), words)
