@@ -25,28 +25,30 @@ Positive = Annotated[float, Field(gt=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class LossJump(Guard):
-    """The score is the worse of two shares of a limit, so its limit is 1.
+    """The score is a share of the limit that holds, so its limit is 1.
 
-    ``by_chance``: how many times the loss of guessing (the logarithm of the number of classes) the
-    loss on the first batch may be. ``jump``: by how many times the loss of guessing it may have
-    risen since the last round that the client took part in.
+    ``fresh``: in the first round, how many times the loss of guessing (the logarithm of the number
+    of classes) the loss on the first batch may be. ``jump``: later, by how many times the loss of
+    guessing it may have risen since the last round that the client took part in, or above guessing
+    where it took part in none.
     """
 
-    by_chance: Positive = calibration.BY_CHANCE
-    jump: Positive = calibration.JUMP
+    fresh: Positive = calibration.FRESH_LOSS
+    jump: Positive = calibration.LOSS_JUMP
 
     def inspect(self, scene: Scene) -> Finding:
         loss, classes = loss_of(scene)
         chance = math.log(max(2, classes))
-        worst = loss / (self.by_chance * chance)
         words = f"the loss is {loss:.3g}, that of guessing {chance:.3g}"
-        if "loss_jump/last" in scene.kept:
-            before = float(scene.kept["loss_jump/last"])
-            words += f", and it was {before:.3g} in the last round"
-            worst = max(worst, (loss - before) / (self.jump * chance))
-        if not math.isfinite(loss):
-            worst = math.inf
-        return Finding("loss_jump", worst, 1.0, words)
+        if scene.round <= 1:
+            share = loss / (self.fresh * chance)
+        else:
+            before = chance
+            if "loss_jump/last" in scene.kept:
+                before = float(scene.kept["loss_jump/last"])
+                words += f", and it was {before:.3g} in the last round"
+            share = max(0.0, loss - before) / (self.jump * chance)
+        return Finding("loss_jump", share if math.isfinite(loss) else math.inf, 1.0, words)
 
     def keep(self, scene: Scene) -> dict[str, Tensor]:
         loss, _ = loss_of(scene)

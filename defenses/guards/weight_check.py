@@ -24,7 +24,7 @@ from fedsim.defenses.guards.sketches import moved, norms_of, sketch_of
 
 ZERO = 1e-6  # of the largest row: a row that is none
 TWIN = 1 - 1e-4  # the cosine of two rows from which on they are one direction
-NARROW = 16  # rows of fewer numbers are often alike by chance, as depthwise filters are
+NARROW = 16  # rows of fewer numbers are often alike by chance
 LOOKS = 4  # directions along which rows are sorted to find twins
 POWER_STEPS = 8
 SILENT = 1e-3  # the size of a matrix that is quiet already, and may become quieter
@@ -92,6 +92,7 @@ class WeightCheck(Guard):
 
     def _rows(self, scene: Scene, tensors: dict[str, Tensor]) -> Iterator[Mark]:
         head, strict = _named_head(scene.model), _without_dead_rows(scene.model)
+        sparse = _grouped(scene.model)
         for name, matrix in _matrices(scene.model, tensors):
             norms = matrix.norm(dim=1)
             largest = norms.max()
@@ -103,7 +104,7 @@ class WeightCheck(Guard):
             zeros = int(dead.sum())
             allowed = 0.5 if name in strict else self.dead_filters * len(matrix)
             yield Mark(zeros / allowed, f"{zeros} of {len(matrix)} rows of '{name}' are zero")
-            if matrix.shape[1] < NARROW or len(matrix) - zeros < 3:
+            if name in sparse or matrix.shape[1] < NARROW or len(matrix) - zeros < 3:
                 continue
             rows = matrix[~dead] / norms[~dead, None]
             share = twins(rows)
@@ -203,6 +204,13 @@ def _without_dead_rows(model: nn.Module) -> set[str]:
         return names | {vit_parts(model).patch_weight}
     except ModelError:
         return names
+
+
+def _grouped(model: nn.Module) -> set[str]:
+    """Weights of convolutions by groups: training makes depthwise filters alike (one direction
+    explains 82 % of a layer of EfficientNet-Lite0's ImageNet weights)."""
+    convolutions = ((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
+    return {f"{name}.weight" for name, module in convolutions if module.groups > 1}
 
 
 def _named_head(model: nn.Module) -> list[str]:

@@ -38,7 +38,6 @@ VIT8 = Federation(options={"patch_size": 8})
 VIT4 = Federation(options={"patch_size": 4}, rounds=2)
 VIT16 = Federation(size=160, rounds=2)
 RESNET, CONVNET = Federation(name="resnet18"), Federation(name="convnet")
-AVERAGED = {"upload": Upload.DELTA, "steps": 4}
 
 
 def honest_federations() -> Iterator[Federation]:
@@ -47,14 +46,16 @@ def honest_federations() -> Iterator[Federation]:
         for labels in ("iid", "skewed"):
             yield replace(CONVNET, batch=batch, labels=labels, lr=0.1, rounds=2)
             yield replace(CONVNET, batch=batch, labels=labels, trained=150, lr=0.02, rounds=2)
-    yield replace(CONVNET, batch=8, labels="single", **AVERAGED)
-    yield replace(CONVNET, batch=8, labels="single", trained=150, **AVERAGED)
+    yield replace(CONVNET, batch=8, labels="single", upload=Upload.DELTA, steps=4)
+    yield replace(CONVNET, batch=8, labels="single", trained=150, upload=Upload.DELTA, steps=4)
     for batch in (2, 4, 8, 16):
         labels = "skewed" if batch in (4, 16) else "iid"
         for trained in (0, 60):
             yield replace(RESNET, batch=batch, labels=labels, trained=trained, rounds=2)
             yield replace(VIT8, batch=batch, labels=labels, trained=trained, lr=0.02, rounds=2)
-    yield replace(VIT8, batch=4, trained=60, labels="skewed", rounds=2, **AVERAGED)
+    yield replace(
+        VIT8, batch=4, trained=60, labels="skewed", rounds=2, upload=Upload.DELTA, steps=4
+    )
     yield replace(VIT4, batch=4, labels="skewed")
     yield replace(VIT16, batch=4)
 
@@ -78,8 +79,8 @@ def honest(seed: int) -> None:
                 shares.setdefault(key, {}).setdefault(str(federation.batch), []).append(share)
                 if finding.fired:
                     fired[finding.guard] += 1
-                    print(f"false alarm: {federation.title}, {federation.labels}, batch "
-                          f"{federation.batch}, round {scene.round}: {finding.words}")  # fmt: skip
+                    where = f"{federation.title}, {federation.labels}, batch {federation.batch}"
+                    print(f"false alarm: {where}, round {scene.round}: {finding.words}")
             total += 1
             alarmed += any(finding.fired for finding in found)
     print(f"\nHonest client-rounds: {total} (seed {seed}). Scores as shares of the limit.\n")
@@ -87,8 +88,8 @@ def honest(seed: int) -> None:
     for key, by_batch in shares.items():
         values = np.array([value for values in by_batch.values() for value in values])
         middle, high, higher = np.quantile(values, [0.5, 0.95, 0.99])
-        print(f"| {key} | {len(values)} | {middle:.2g} | {high:.2g} | {higher:.2g} "
-              f"| {values.max():.2g} |")  # fmt: skip
+        numbers = (middle, high, higher, values.max())
+        print(f"| {key} | {len(values)} | {' | '.join(f'{number:.2g}' for number in numbers)} |")
     print(f"\nFalse alarms: {alarmed} of {total} ({alarmed / total:.1%}); {fired}\n")
 
 
@@ -109,16 +110,19 @@ def attacks() -> dict[str, Tamper]:
     def blended(share: float, tamper: Tamper) -> Tamper:
         return lambda m, b, coin: tampered.blended(m, share, lambda same: tamper(same, b, coin))
 
-    for gap in (1000, 30, 10):
-        found[f"class fishing, gap {gap}"] = fished(gap)
+    for gap in (1000.0, 30.0, 10.0):
+        found[f"class fishing, gap {gap:g}"] = fished(gap)
+    found["class fishing, within the limits"] = lambda m, batch, coin: tampered.quiet_fishing(
+        m, int(batch[1][0]), coin, gap=9, part=0.12
+    )
     for share in (0.5, 0.1):
         found[f"class fishing, {share:.0%} of it"] = blended(share, fished(1000))
-    for sharp in (1000, 100, 20):
-        found[f"feature fishing, sharp {sharp}"] = by_feature(sharp)
+    for sharp in (1000.0, 100.0, 20.0):
+        found[f"feature fishing, sharp {sharp:g}"] = by_feature(sharp)
     found["feature fishing, 50% of it"] = blended(0.5, by_feature(1000))
-    for scale in (0, 1e-3, 1e-1):
+    for scale in (0.0, 1e-3, 1e-1):
         found[f"head times {scale:g}"] = lambda m, b, c, s=scale: tampered.weak_head(m, s)  # type: ignore[misc]
-    for sharp, quiet in ((3e4, 1e-12), (30, 1e-4)):
+    for sharp, quiet in ((3e4, 1e-12), (30.0, 1e-4)):
         name = f"imprint, sharp {sharp:g}"
         found[name] = lambda m, b, c, s=sharp, q=quiet: tampered.imprint(m, c, s, q)  # type: ignore[misc]
     for share in (0.5, 0.1):
@@ -140,9 +144,11 @@ def tampering(seed: int) -> None:
     same = create_guard("same_model")
     print(f"Tampered rounds (seed {seed}): scores as shares of the limit, **bold** where it fires.")
     print("'later': with what was kept of an honest round before. 'alone': the largest picture's")
-    print("share of the first layer's gradient norms.\n")
-    print("| model | batch | round | attack | alone | d_snr | weight_check | loss_jump | same_model "
-          "| noticed without talking |\n|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    print(
+        "share of the first layer's gradient norms. 'noticed alone': without talking to others.\n"
+    )
+    print(f"| model | batch | round | attack | alone | {' | '.join(NAMES)} | noticed alone |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     cells = [(VIT8, 8), (replace(VIT8, trained=60), 16), (CONVNET, 8), (RESNET, 64)]
     for federation, batch in cells:
         for name, tamper in attacks().items():
@@ -156,8 +162,9 @@ def tampering(seed: int) -> None:
                     share = finding.score / finding.limit if finding.limit else finding.score
                     words.append(f"**{share:.2g}**" if finding.fired else f"{share:.2g}")
                 noticed = "yes" if any(finding.fired for finding in found) else "no"
-                print(f"| {federation.title} | {batch} | {'later' if later else 'first'} | {name} "
-                      f"| {isolated(scene):.2f} | {' | '.join(words)} | {noticed} |", flush=True)  # fmt: skip
+                when, alone = "later" if later else "first", isolated(scene)
+                cell = f"{federation.title} | {batch} | {when} | {name} | {alone:.2f}"
+                print(f"| {cell} | {' | '.join(words)} | {noticed} |", flush=True)
 
 
 def _tampered_scene(

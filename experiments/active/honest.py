@@ -68,9 +68,7 @@ def scenes(federation: Federation, seed: int, guards: list[Guard]) -> Iterator[S
                 size = min(federation.batch, len(shards[client]))
                 rows = coin.choice(shards[client], size, replace=False)
                 batches.append((pictures[rows], labels[rows]))
-            scene = Scene(
-                round_, client, model, batches, federation.protocol, kept.get(client, {})
-            )
+            scene = Scene(round_, client, model, batches, federation.protocol, kept.get(client, {}))
             yield scene
             kept[client] = {n: t for guard in guards for n, t in guard.keep(scene).items()}
             updates.append(local_update(model, batches, federation.protocol, seed=seed))
@@ -132,7 +130,8 @@ def _aggregate(model: nn.Module, updates: list[Update], federation: Federation) 
     """The mean of gradients, a step of it, or of weight deltas; and of BatchNorm's buffers."""
     scale = -federation.lr if federation.upload is Upload.GRADIENT else 1.0
     for name, parameter in model.named_parameters():
-        parameter += scale * torch.stack([update.tensors[name] for update in updates]).mean(dim=0)
+        mean = torch.stack([update.tensors[name] for update in updates]).mean(dim=0)
+        parameter.add_(mean, alpha=scale)
     for name, buffer in model.named_buffers():
         if name in updates[0].buffers:
             mean = torch.stack([update.buffers[name].float() for update in updates]).mean(dim=0)

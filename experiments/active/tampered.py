@@ -28,11 +28,29 @@ def class_fishing(model: nn.Module, target: int, coin: torch.Generator, gap: flo
 
 
 @torch.no_grad()
+def quiet_fishing(
+    model: nn.Module, target: int, coin: torch.Generator, gap: float, part: float
+) -> None:
+    """Class fishing by a server that knows the limits: the other rows are no zeros but random and
+    ``part`` as long as the target's, so that they still send that part of a gradient."""
+    head = head_of(model)
+    size = head.weight.norm(dim=1).median()
+    rows = torch.randn(head.weight.shape, generator=coin)
+    rows *= part * size / rows.norm(dim=1, keepdim=True)
+    rows[target] /= part
+    head.weight.copy_(rows)
+    if head.bias is not None:
+        head.bias.fill_(gap)
+        head.bias[target] = 0
+
+
+@torch.no_grad()
 def feature_fishing(
     model: nn.Module, label: int, surrogate: Tensor, coin: torch.Generator, sharp: float, rank: int
 ) -> None:
     """Of pictures with one label, only those that lie below a threshold along a random direction
-    send a gradient; ``rank`` of the surrogate pictures (normalised) lie below."""
+    send a gradient; ``rank`` of the surrogate pictures (normalised) lie below. Given the batch
+    itself, it isolates better than a server could that does not hold it."""
     head = head_of(model)
     seen: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))

@@ -16,4 +16,4 @@ def test_the_limit_falls_with_the_batch_and_stays_beyond_the_largest() -> None:
     assert limits == sorted(limits, reverse=True)
     assert limits[0] == D_SNR[2]
     assert limits[-1] == D_SNR[64]
-    assert d_snr_limit(32) == pytest.approx((60 * 10) ** 0.5)
+    assert d_snr_limit(32) == pytest.approx((D_SNR[16] * D_SNR[64]) ** 0.5)

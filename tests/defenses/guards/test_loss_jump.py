@@ -36,8 +36,8 @@ def test_a_fished_batch_is_far_worse_than_guessing(vit) -> None:
 
 
 def test_a_rise_is_measured_from_what_was_kept(vit) -> None:
-    guard = LossJump(by_chance=100, jump=2)
-    scene = scene_of(vit, 4)
+    guard = LossJump(jump=2)
+    scene = scene_of(vit, 4, round_=2)
     kept = guard.keep(scene)
     assert not guard.inspect(replace(scene, kept=kept)).fired
     with torch.no_grad():

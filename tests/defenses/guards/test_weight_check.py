@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ from torch import nn
 
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.models import build_model
-from fedsim.core.spec import ModelSpec
+from fedsim.core.prior_networks import load_prior
+from fedsim.core.spec import ModelSpec, PriorSpec
 from fedsim.defenses.guards.weight_check import WeightCheck, one_direction, twins
 from tests.defenses.conftest import pictures
 from tests.defenses.guards.conftest import fish, scene_of
@@ -30,11 +32,17 @@ from tests.defenses.guards.conftest import fish, scene_of
     ],
 )
 def test_an_honest_beginning_is_no_sign(name: str, options: dict) -> None:
-    model = build_model(
-        ModelSpec(name=name, options=options), image_size=32, num_classes=5, seed=0
-    )
+    model = build_model(ModelSpec(name=name, options=options), image_size=32, num_classes=5, seed=0)
     finding = WeightCheck().inspect(scene_of(model))
     assert not finding.fired, finding.words
+
+
+def test_pretrained_weights_with_dead_and_with_similar_filters_are_no_sign() -> None:
+    model = copy.deepcopy(load_prior(PriorSpec()).model).requires_grad_(True)
+    finding = WeightCheck().inspect(scene_of(model, round_=3))
+    assert not finding.fired, finding.words
+    marks = [mark.words for mark in WeightCheck().marks(scene_of(model))]
+    assert any(words.startswith("4 of 32 rows") for words in marks)  # zeros that training left
 
 
 def test_honest_rounds_are_no_sign(vit) -> None:
@@ -48,10 +56,6 @@ def test_honest_rounds_are_no_sign(vit) -> None:
         with torch.no_grad():
             for name, parameter in vit.named_parameters():
                 parameter -= 0.1 * update.tensors[name]
-
-
-def weight(name: str):
-    return lambda model: model.get_parameter(name)
 
 
 @pytest.mark.parametrize(
