@@ -4,10 +4,15 @@
 
 with g_i the gradient of picture i's own loss in the layer's weight. A server that fishes one
 picture out of a batch must let the others' gradients vanish somewhere, and that is what it shows.
+
+An honest model that knows all of a batch by heart but one picture shows the same. So a gradient
+counts by its residual, |p - y| at the output: what is small because the picture is known is no
+sign, and what is small although it is not known is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,13 +27,15 @@ from fedsim.core.guard import Finding, Guard, Scene
 from fedsim.core.models import batchnorm_names
 from fedsim.defenses.guards.calibration import d_snr_limit
 
+KNOWN = 1e-5  # the residual below which a gradient is little more than rounding
 CHUNK = 16  # pictures whose activations are held at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class DSnr(Guard):
     """``limit``: the largest D-SNR that is no sign; without it, what honest batches of that size
-    stay below (`fedsim.defenses.guards.calibration`).
+    stay below (`fedsim.defenses.guards.calibration`). ``plain``: the paper's number, without regard
+    to what the model knows by heart; it sees fishing by features too, and overfitted models.
 
     Looks at every picture of the first batch, which meets the weights as they were received. A
     sample of the batch would not do: most samples miss the picture that is fished, and the others
@@ -36,28 +43,44 @@ class DSnr(Guard):
     """
 
     limit: Annotated[float, Field(gt=0)] | None = None
+    plain: bool = False
 
     def inspect(self, scene: Scene) -> Finding:
         images, labels = scene.batches[0]
         count = len(labels)
-        limit = d_snr_limit(count) if self.limit is None else self.limit
+        limit = self.limit_for(count)
         if count < 2:
             words = "a batch of one picture: there are no others that it could be isolated from"
             return Finding("d_snr", 0.0, limit, words)
-        norms = gradient_norms(scene.model, scene.protocol.normalise(images), labels)
+        norms, residuals = gradient_norms(scene.model, scene.protocol.normalise(images), labels)
         if not norms:
             words = "the model has no plain linear or convolutional layer to look at"
             return Finding("d_snr", 0.0, limit, words)
         ratios = {name: d_snr(each) for name, each in norms.items()}
+        unknown = ~(residuals < KNOWN)  # what is no number is not known
+        if not self.plain:
+            limit, weights = self.limit_for(int(unknown.sum())), residuals[unknown]
+            explained = {name: d_snr(each[unknown] / weights) for name, each in norms.items()}
+            ratios = {name: _smaller(ratios[name], explained[name]) for name in ratios}
         # what is no number (a gradient that overflows) is worse than any
-        worst = max(ratios, key=lambda name: float("inf") if _odd(ratios[name]) else ratios[name])
+        worst = max(ratios, key=lambda name: math.inf if _odd(ratios[name]) else ratios[name])
         words = (
             f"in '{worst}' one of {count} pictures has a gradient {ratios[worst]:.3g} times as "
             f"large as those of all others together"
         )
+        if not self.plain:
+            words += f", by their residuals ({count - int(unknown.sum())} known by heart)"
         if batchnorm_names(scene.model) and scene.model.training:
-            words += " (BatchNorm taken by its running statistics: in batches nobody is alone)"
+            words += "; BatchNorm taken by its running statistics: in batches nobody is alone"
         return Finding("d_snr", ratios[worst], limit, words)
+
+    def limit_for(self, pictures: int) -> float:
+        """The limit where so many pictures are compared."""
+        return d_snr_limit(pictures, plain=self.plain) if self.limit is None else self.limit
+
+
+def _smaller(one: float, other: float) -> float:
+    return one if _odd(one) or one < other else other
 
 
 def _odd(number: float) -> bool:
@@ -65,8 +88,10 @@ def _odd(number: float) -> bool:
 
 
 def d_snr(norms: Tensor) -> float:
-    """The D-SNR of one layer, whose per-picture gradients have these norms; 0 where all vanish:
-    then no picture shows."""
+    """The D-SNR of one layer, whose per-picture gradients have these norms; 0 where there are no
+    two to compare, or all vanish: then no picture shows."""
+    if len(norms) < 2:
+        return 0.0
     largest = norms.max()
     if largest == 0:
         return 0.0
@@ -75,26 +100,33 @@ def d_snr(norms: Tensor) -> float:
     return float(largest / others)
 
 
-def gradient_norms(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def gradient_norms(
+    model: nn.Module, images: Tensor, labels: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
     """The norm (B,) of each picture's own gradient in the weight of every linear and convolutional
-    layer, by the layer's name. ``images`` are normalised already. Exact, in eval mode.
+    layer, by the layer's name, and its residual |p - y| (B,). ``images`` are normalised already.
+    Exact, in eval mode.
 
     One forward and one backward pass of the whole batch: in eval mode no picture meets another, so
     each layer's inputs and output gradients tell the pictures' gradients apart.
     """
     layers = {name: module for name, module in model.named_modules() if _is_plain(module)}
-    parts = []
+    parts: list[dict[str, Tensor]] = []
+    residuals: list[Tensor] = []
     with _evaluating(model):
         for at in range(0, len(images), CHUNK):
             chosen = slice(at, at + CHUNK)
-            parts.append(_norms_of_chunk(model, layers, images[chosen], labels[chosen]))
+            part, residual = _norms_of_chunk(model, layers, images[chosen], labels[chosen])
+            parts.append(part)
+            residuals.append(residual)
     seen = set(layers).intersection(*parts)  # a layer may be skipped by some pictures
-    return {name: torch.cat([part[name] for part in parts]) for name in layers if name in seen}
+    norms = {name: torch.cat([part[name] for part in parts]) for name in layers if name in seen}
+    return norms, torch.cat(residuals)
 
 
 def _norms_of_chunk(
     model: nn.Module, layers: dict[str, nn.Module], images: Tensor, labels: Tensor
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], Tensor]:
     calls: list[tuple[str, Tensor, Tensor]] = []  # layer, input, output
 
     def listener(name: str):  # type: ignore[no-untyped-def]
@@ -107,7 +139,8 @@ def _norms_of_chunk(
     hooks = [module.register_forward_hook(listener(name)) for name, module in layers.items()]
     try:
         with torch.enable_grad():
-            loss = F.cross_entropy(model(images), labels, reduction="sum")
+            logits = model(images)
+            loss = F.cross_entropy(logits, labels, reduction="sum")
             outputs = [output for _, _, output in calls]
             slopes = torch.autograd.grad(loss, outputs, allow_unused=True)
     finally:
@@ -117,7 +150,13 @@ def _norms_of_chunk(
     for (name, given, _), slope in zip(calls, slopes, strict=True):
         if slope is not None:
             rows.setdefault(name, []).append(_rows(layers[name], given, slope))
-    return {name: _norms(used) for name, used in rows.items()}
+    return {name: _norms(used) for name, used in rows.items()}, _residuals(logits.detach(), labels)
+
+
+def _residuals(logits: Tensor, labels: Tensor) -> Tensor:
+    """|p - y|, from the other classes alone: 1 - p of the own class would be lost in rounding."""
+    others = logits.softmax(dim=1).scatter(1, labels[:, None], 0.0)
+    return (others.square().sum(dim=1) + others.sum(dim=1).square()).sqrt()
 
 
 def _is_plain(module: nn.Module) -> bool:

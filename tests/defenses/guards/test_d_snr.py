@@ -35,7 +35,7 @@ def test_d_snr_is_its_formula_on_a_tiny_network() -> None:
     for name in ("1", "3"):
         norms = by_hand(model, images, labels, name)
         expected = max(expected, *(n / (sum(norms) - n) for n in norms))
-    finding = DSnr().inspect(Scene(1, 0, model, [(images, labels)], plain))
+    finding = DSnr(plain=True).inspect(Scene(1, 0, model, [(images, labels)], plain))
     assert finding.score == pytest.approx(expected, rel=1e-5)
 
 
@@ -46,7 +46,7 @@ def test_norms_are_those_of_each_pictures_own_gradient(name: str, vit) -> None:
         model = build_model(ModelSpec(name=name), image_size=32, num_classes=5, seed=0)
     model.eval()
     images, labels = torch.rand(3, 3, 32, 32), torch.tensor([0, 3, 3])
-    norms = gradient_norms(model, images, labels)
+    norms, _ = gradient_norms(model, images, labels)
     assert len(norms) >= 5
     for layer in [*norms][:: max(1, len(norms) // 4)]:
         assert norms[layer].tolist() == pytest.approx(
@@ -66,13 +66,14 @@ def test_a_layer_that_is_used_twice_has_one_gradient() -> None:
     torch.manual_seed(0)
     model = Twice()
     images, labels = torch.rand(2, 3, 2, 2), torch.tensor([0, 1])
-    norms = gradient_norms(model, images, labels)["layer"].tolist()
+    norms = gradient_norms(model, images, labels)[0]["layer"].tolist()
     assert norms == pytest.approx(by_hand(model, images, labels, "layer"), rel=1e-5)
 
 
 def test_more_pictures_than_are_held_at_once_give_the_same(vit) -> None:
     images, labels = torch.rand(20, 3, 32, 32), torch.arange(20) % 5
-    whole, part = gradient_norms(vit, images, labels), gradient_norms(vit, images[17:], labels[17:])
+    whole, _ = gradient_norms(vit, images, labels)
+    part, _ = gradient_norms(vit, images[17:], labels[17:])
     for name, norms in part.items():
         assert torch.allclose(whole[name][17:], norms, rtol=1e-3)
 
@@ -84,6 +85,29 @@ def test_a_fished_picture_is_noticed_and_an_honest_batch_is_not(vit) -> None:
     finding = DSnr().inspect(scene_of(vit, 5))  # one picture of each label
     assert finding.fired
     assert finding.score > 1e4
+
+
+def test_pictures_known_by_heart_are_no_sign_but_stand_in_the_plain_number() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
+    images, labels = torch.rand(3, 3, 2, 2), torch.tensor([0, 0, 1])
+    with torch.no_grad():
+        model[1].bias.copy_(torch.tensor([30.0, 0.0, 0.0]))  # certain of label 0
+    scene = Scene(1, 0, model, [(images, labels)], Protocol())
+    assert DSnr(plain=True).inspect(scene).score > 1e7
+    finding = DSnr().inspect(scene)
+    assert finding.score == 0
+    assert "2 known by heart" in finding.words
+
+
+def test_residuals_tell_certain_pictures_apart() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
+    with torch.no_grad():
+        model[1].weight.zero_()
+        model[1].bias.copy_(torch.tensor([40.0, 0.0, 0.0]))
+    _, residuals = gradient_norms(model, torch.rand(2, 3, 2, 2), torch.tensor([0, 1]))
+    small = math.exp(-40)
+    assert residuals.tolist() == pytest.approx([small * 6**0.5, 2**0.5], rel=1e-4)
 
 
 def test_a_batch_of_one_has_nobody_to_be_isolated_from(vit) -> None:
