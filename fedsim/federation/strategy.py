@@ -20,11 +20,13 @@ from torch import Tensor
 
 from fedsim.core import wire
 from fedsim.core.errors import FedsimError, ReplyError, RunError
-from fedsim.core.learning import Update, digest
+from fedsim.core.learning import Update
 from fedsim.core.observation import Public, read_update
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
+from fedsim.defenses.applied import announced
 from fedsim.defenses.guards import compares
+from fedsim.defenses.guards.same_model import digest_of
 from fedsim.federation.active import ActiveServer
 from fedsim.federation.admission import Admission, fits
 from fedsim.federation.aggregation import CohortSum, Reply, masking, refuse_too_few
@@ -160,9 +162,16 @@ class AdversarialStrategy(Strategy):
         that all can read it before the first of them trains."""
         if not compares(self.spec):
             return
+        model, protocol, client_of = (
+            announced(self.public),
+            self.public.protocol,
+            self.roster.client_of,
+        )
         questions = [
             Message(
-                wire.announcement(self._round, digest(self._sent_to(self.roster.client_of[node]))),
+                wire.announcement(
+                    self._round, digest_of(self._sent_to(client_of[node]), model, protocol)
+                ),
                 dst_node_id=node,
                 message_type=MessageType.QUERY,
             )

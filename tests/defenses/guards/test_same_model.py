@@ -10,13 +10,13 @@ from fedsim.core.guard import Scene
 from fedsim.core.learning import Protocol
 from fedsim.core.models import build_model
 from fedsim.core.spec import ModelSpec
-from fedsim.defenses.guards.same_model import SameModel, digest_of, notice_of
+from fedsim.defenses.guards.same_model import SameModel, notice_of
 from tests.defenses.guards.conftest import scene_of
 
 
 def test_a_cohort_that_received_the_same_is_silent(vit) -> None:
     scene = scene_of(vit)
-    said = digest_of(scene.received)
+    said = notice_of(scene)
     finding = SameModel().inspect(replace(scene, notices={0: "own", 1: said, 2: said}))
     assert finding.score == 0
     assert not finding.fired
@@ -24,14 +24,14 @@ def test_a_cohort_that_received_the_same_is_silent(vit) -> None:
 
 def test_one_client_with_other_weights_is_noticed_by_all_and_notices_all(vit) -> None:
     scene = scene_of(vit)
-    honest = digest_of(scene.received)
+    honest = notice_of(scene)
     with torch.no_grad():
         vit.head.bias[0] += 1e-6
     finding = SameModel().inspect(replace(scene, notices={1: honest, 2: honest}))
     assert finding.fired
     assert finding.score == 2
     assert "1, 2" in finding.words
-    other = digest_of(scene.received)
+    other = notice_of(scene)
     assert other != honest
     finding = SameModel().inspect(replace(scene, notices={1: honest, 2: other}))
     assert finding.score == 1

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from fedsim.audit.stages import federate
-from fedsim.core.errors import RunError
 from fedsim.core.observation import read_observation
-from fedsim.core.run import Run, list_observations
+from fedsim.core.run import list_observations
 from fedsim.core.vault import Vault
 from tests.conftest import small_spec
 
@@ -47,12 +46,42 @@ def test_a_guard_remembers_the_last_round_of_its_own_client(tmp_path: Path) -> N
 
 def test_a_guard_that_refuses_keeps_its_client_from_uploading(tmp_path: Path) -> None:
     spec = small_spec(*guarded(refuse=True), "train.rounds=1")
-    with pytest.raises(RunError, match="no update was observed"):
-        federate(spec, tmp_path / "run")
-    run = Run(tmp_path / "run")
+    run = federate(spec, tmp_path / "run")
     assert not list_observations(run.observations)
     told = {event["kind"]: event["message"] for event in run.events()}
     assert told["client_refused"].endswith("did not upload: suspicious: never met")
     (finding,) = Vault(run.vault).read(1, 0).findings
     assert finding["refused"]
     assert Vault(run.vault).read(1, 0).update == ""
+
+
+def compared(root: Path, *more: str) -> list[dict]:
+    """What `same_model` found in every client of a round."""
+    spec = small_spec("train.clients_per_round=3", "train.rounds=1", *more)
+    run = federate(spec, root)
+    return [
+        finding
+        for client in spec.cohort(1)
+        for finding in Vault(run.vault).read(1, client).findings
+        if finding["guard"] == "same_model"
+    ]
+
+
+@pytest.mark.parametrize("model", ["", "model={name: resnet10t}"])
+def test_clients_who_were_sent_the_same_say_so(model: str, tmp_path: Path) -> None:
+    local = ["train.batchnorm=local", "train.mode=eval", model] if model else []
+    found = compared(tmp_path / "run", "guards=[{name: same_model}]", *local)
+    assert [finding["fired"] for finding in found] == [False] * 3
+    assert found[0]["words"] == "others of the cohort received the same (2 of 2)"
+
+
+def test_clients_who_were_sent_different_weights_find_out_before_they_upload(
+    tmp_path: Path,
+) -> None:
+    server = ["threat=F", "server.manoeuvre={name: 'tests.servers:OwnHead'}"]
+    found = compared(tmp_path / "run", "guards=[{name: same_model}]", *server)
+    assert [finding["fired"] for finding in found] == [True] * 3
+    assert found[0]["words"].startswith("2 of 2 others received something else")
+    alike = ["threat=F", "server.manoeuvre={name: 'tests.servers:SameHead'}"]
+    found = compared(tmp_path / "alike", "guards=[{name: same_model}]", *alike)
+    assert [finding["fired"] for finding in found] == [False] * 3, "that is for other guards"
