@@ -1,0 +1,375 @@
+"""Fishing for one picture of a batch (after Wen et al. 2022): only the head's weights change.
+
+Class fishing: all rows of the head are zero but the target's, whose bias is so far below the others'
+that it is never predicted. Then W^T (p - y) is exactly zero for pictures of other classes, and minus
+the row for those of the target: one such picture sends all that reaches the backbone. The row is
+random, because a constant one dies behind LayerNorm. It is large: over several local steps the other
+rows grow by lr (y - p) f and let other pictures through, in proportion to how small they are beside
+it; and a large row lifts what arrives above the rounding of weights and of fixed-point sums.
+
+Feature fishing, for batches of one class, puts a gate before them; see `gates`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.attacks.labels import momentum_pull, recover_labels
+from fedsim.attacks.manoeuvres.gates import (
+    Gate,
+    Passed,
+    features_of,
+    first_interval,
+    first_theta,
+    made_up_pictures,
+    narrowed,
+    read_gate,
+)
+from fedsim.attacks.manoeuvres.reading import (
+    HeadReading,
+    clients_behind,
+    group_of,
+    is_silent,
+    only_sums,
+    pictures_expected,
+    read_head,
+    scaled,
+    sent_back,
+    without_head,
+)
+from fedsim.core.errors import AttackError, ModelError, SpecError
+from fedsim.core.learning import digest
+from fedsim.core.manoeuvre import Brief, Isolated, Manoeuvre, Memory, Sighting, Tampered
+from fedsim.core.models import batchnorm_names, head_names
+from fedsim.core.observation import Public
+from fedsim.core.seeds import seed_from
+from fedsim.core.spec import Upload
+
+_ROW, _GAP = 1000.0, 5e5  # a client's loss is at most the gap, and one of 1e6 is not admitted
+_ONE = 1.1  # up to here a count is that of one picture, beside which others are faint
+_NONE = 0.01  # pictures: below is rounding, where each picture counts as a whole one
+_SURROGATES = 96  # pictures that are looked at
+
+
+@dataclass(frozen=True)
+class Fishing(Manoeuvre):
+    """``kind`` auto: class, and feature where a client's labels are known and all the same.
+
+    ``target``: the class to fish for; None takes one that occurs once among the labels last read
+    from that client, and before any were read every class in turn. ``threshold``: where a gate is
+    placed at first: by pictures of the server's own (``surrogate``), by pictures that it makes up
+    (``blind``), and then closer to the least picture with each round (``bisect``), for as long as a
+    client keeps its batch; ``auto`` is bisect from the best start there is. ``strength`` below 1:
+    the head is blended with the honest one, and row and gap are smaller. ``row`` None: as large as
+    the client's steps bear.
+    """
+
+    uses: ClassVar[frozenset[str]] = frozenset({"surrogate"})
+
+    kind: Literal["auto", "class", "feature"] = "auto"
+    target: Annotated[int, Field(ge=0)] | None = None
+    threshold: Literal["auto", "surrogate", "bisect", "blind"] = "auto"
+    strength: Annotated[float, Field(gt=0, le=1)] = 1.0
+    row: Annotated[float, Field(gt=0)] | None = None
+    gap: Annotated[float, Field(gt=0, le=9e5)] = _GAP
+
+    # -- what is sent ---------------------------------------------------------------------------
+
+    def check_model(self, model: nn.Module, public: Public) -> None:
+        classes = public.num_classes
+        try:
+            names = head_names(model)
+        except ModelError as error:
+            raise SpecError(f"fishing needs a linear head: {error}") from error
+        if len(names) < 2:
+            raise SpecError("fishing needs a head with a bias, and this model's has none.")
+        heads = [m for m in model.modules() if isinstance(m, nn.Linear)]
+        heads = [m for m in heads if m.out_features == classes and m.bias is not None]
+        if model.get_parameter(names[1]).shape != (classes,):
+            raise SpecError("fishing needs a linear head with one row per class.")
+        if sum(m.in_features == model.get_parameter(names[0]).shape[1] for m in heads) > 1 and (
+            hasattr(model, "head_dist")
+        ):
+            raise SpecError("fishing needs one head, and this model averages two.")
+        if classes < 2:
+            raise SpecError("fishing needs two classes or more: with one there is no gradient.")
+        if self.target is not None and self.target >= classes:
+            raise SpecError(
+                f"fishing: target is {self.target}, and the classes are 0 to {classes - 1}."
+            )
+
+    def tamper(self, brief: Brief) -> Tampered:
+        group = group_of(brief.client, brief.public)
+        known: dict[str, Any] = dict(brief.memory.get(group, {}))
+        labels = Counter(known.get("labels", []))
+        kind = self.kind
+        if kind == "auto":
+            kind = "feature" if len(labels) == 1 and labels.total() > 1 else "class"
+        target = self._target(brief, kind, labels)
+        if kind == "class":
+            return self._cast(brief, target, self._class_head(brief, target), {}, "class fishing")
+        gate = self._gate(brief, known, labels[target])
+        classes, size = brief.weights[_head(brief)[0]].shape
+        head = gate.head(classes, size, target)
+        return self._cast(brief, target, head, {"gate": gate.plain()}, "feature fishing")
+
+    def _target(self, brief: Brief, kind: str, labels: Counter[int]) -> int:
+        if self.target is not None:
+            return self.target
+        if labels and kind == "feature":
+            return labels.most_common(1)[0][0]
+        if labels:
+            once = sorted(label for label, times in labels.items() if times == 1)
+            rarest = once or [min(labels, key=lambda label: (labels[label], label))]
+            return rarest[brief.round % len(rarest)]
+        shift = 0 if only_sums(brief.public) else brief.client  # a cohort's sum is one batch
+        return (brief.round - 1 + shift) % brief.public.num_classes
+
+    def _class_head(self, brief: Brief, target: int) -> tuple[Tensor, Tensor]:
+        honest = brief.weights[_head(brief)[0]]
+        row = self._row(brief.public) ** self.strength
+        coin = torch.Generator().manual_seed(_seed(brief, f"row {brief.round} {target}"))
+        direction = torch.randn(honest.shape[1], generator=coin)
+        weight, bias = torch.zeros(honest.shape), torch.zeros(len(honest))
+        weight[target] = row * direction / direction.norm()
+        bias[target] = -(self.gap**self.strength)  # not the others' above: zero is exact
+        return weight, bias
+
+    def _row(self, public: Public) -> float:
+        """Learning from the target lifts its logit by about lr row^2 / B a step, which must stay
+        below the gap: beyond, the target is predicted for every picture, and all answer."""
+        if self.row is not None:
+            return self.row
+        protocol = public.protocol
+        if protocol.upload is Upload.GRADIENT or protocol.optimizer != "sgd":
+            return _ROW
+        moved = protocol.lr * momentum_pull(protocol, public.local_steps or 1)
+        return min(_ROW, math.sqrt(self.gap * public.batch_size / (4 * moved)))
+
+    def _gate(self, brief: Brief, known: dict[str, Any], expected: int) -> Gate:
+        steep = brief.public.protocol.upload is not Upload.GRADIENT or only_sums(brief.public)
+        bisects = self.threshold == "bisect" or (
+            self.threshold == "auto" and not known.get("changes")
+        )
+        if bisects and "interval" in known:
+            low, high = known["interval"]
+            return Gate.within(known["seed"], (low, high), steep=steep)
+        seed = _seed(brief, f"direction {brief.round}")
+        features = self._features(brief)
+        projections = features @ Gate(seed, 0, 1, 0, 0).direction(features.shape[1])
+        batch = expected if expected > 1 else pictures_expected(brief)
+        interval = first_interval(projections, batch)
+        at = first_theta(projections, batch) if steep else None
+        return Gate.within(seed, interval, steep=steep, at=at)
+
+    def _features(self, brief: Brief) -> Tensor:
+        blind = self.threshold == "blind" or brief.surrogate is None
+        if brief.surrogate is None and self.threshold == "surrogate":
+            raise AttackError(
+                "fishing: threshold surrogate needs the server's own pictures (threat G); "
+                "auto and blind do without."
+            )
+        about = f"{digest(brief.weights)} {blind}"
+        if about not in _LAST:
+            images = made_up_pictures(brief.public.image_size)
+            if not blind and brief.surrogate is not None:
+                images = brief.surrogate[:_SURROGATES]
+            features = features_of(brief.loaded(), images, brief.public.protocol)
+            _LAST.clear()
+            _LAST[about] = features
+        return _LAST[about]
+
+    def _cast(
+        self,
+        brief: Brief,
+        target: int,
+        head: tuple[Tensor, Tensor],
+        about: dict[str, Any],
+        words: str,
+    ) -> Tampered:
+        names, share = _head(brief), self.strength
+        changed = {
+            name: torch.lerp(brief.weights[name].float().cpu(), chosen, share)
+            for name, chosen in zip(names, head, strict=True)
+        }
+        about = {"target": target, "cohort": len(brief.cohort), **about}
+        return Tampered(changed, about, f"{words} for class {target}")
+
+    # -- what came back -------------------------------------------------------------------------
+
+    def learn(self, seen: Sighting, memory: Memory) -> None:
+        """Remember the labels, and where the least projection lies. A cohort's mean arrives once
+        for each of its clients, and is learned from once."""
+        group = group_of(seen.client, seen.public)
+        known = dict(memory.get(group, {}))
+        if group == "cohort" and known.get("round") == seen.round:
+            return
+        known["round"] = seen.round
+        model = seen.loaded()
+        head = read_head(seen, model)
+        gate = _gate_of(seen)
+        labels = _labels(seen, model, head, gate)
+        if labels is not None:
+            known["labels"] = labels
+        if gate is not None and head is not None and head.known and not _others(seen, head):
+            self._learn_gate(known, gate, _passed(seen, gate, head))
+        memory[group] = known
+
+    def _learn_gate(self, known: dict[str, Any], gate: Gate, passed: Passed) -> None:
+        placed = known.pop("interval", None)
+        if passed.count is not None and 0 < passed.count <= _ONE:
+            return  # one is isolated: another direction next time, for another picture
+        interval = narrowed(gate, passed)
+        if interval is not None:
+            known["interval"], known["seed"] = list(interval), gate.seed
+        elif placed is not None:
+            known["changes"] = True  # it was not where it had been: the client takes other pictures
+
+    def isolate(self, seen: Sighting) -> Isolated:
+        model, target = seen.loaded(), int(seen.about["target"])
+        update = without_head(seen.update, model)
+        notes = self._notes(seen, model)
+        if is_silent(update.tensors):
+            return Isolated(update, 0, None, 0.0, "no picture answered: nothing reached the model")
+        gate, head = _gate_of(seen), read_head(seen, model)
+        if gate is None:
+            count, words = self._count_class(seen, model, head, target)
+        else:
+            count, words = self._count_gate(seen, gate, head)
+        remain = 1 if count is None else max(1, math.ceil(count - (_ONE - 1)))
+        if gate is None and count is not None:
+            remain = round(count)
+        if remain == 0:
+            words = f"no picture of class {target} answered"
+            return Isolated(update, 0, None, count, "; ".join([words, *notes]))
+        behind = seen.pictures / (remain if remain <= seen.pictures else 1)
+        return Isolated(
+            scaled(update, behind, remain),
+            remain,
+            torch.full((remain,), target),
+            count,
+            "; ".join([words, *notes]),
+        )
+
+    def _count_class(
+        self, seen: Sighting, model: nn.Module, head: HeadReading | None, target: int
+    ) -> tuple[float | None, str]:
+        if head is None:
+            row = model.get_parameter(head_names(model)[0])[target].detach().cpu()
+            count = sent_back(seen, model, row)
+            how = "by the layer before the head, which was not uploaded"
+            if count is None:
+                return None, "how many answered is not known: the head was not uploaded"
+        else:
+            count, how = _counted(seen, head, target), "by the head's bias"
+            if count is None:
+                return None, "how many answered is not known: the update's size is not"
+        answered = round(count)
+        if answered == 1:
+            return count, f"one picture of class {target} answered, {how}"
+        return count, f"{answered} pictures of class {target} answered, mixed, {how}"
+
+    def _count_gate(
+        self, seen: Sighting, gate: Gate, head: HeadReading | None
+    ) -> tuple[float | None, str]:
+        if head is None:
+            return None, "how many passed the gate is not known: the head was not uploaded"
+        if not head.known:
+            return None, "how many passed the gate is not known: the update's size is not"
+        if others := _others(seen, head):
+            return float(others + 1), f"mixed: {others} pictures of other classes are beyond a gate"
+        passed = _passed(seen, gate, head)
+        if passed.count is None or passed.count <= 0:
+            return None, "how many passed the gate is not known: too little came through"
+        share = f"{passed.total:.2g} of a picture came through"
+        if passed.count <= _ONE:
+            return passed.count, f"one picture passed the gate (count {passed.count:.3f}; {share})"
+        return passed.count, f"mixed: {passed.count:.1f} pictures passed the gate ({share})"
+
+    def _notes(self, seen: Sighting, model: nn.Module) -> list[str]:
+        notes = []
+        if self.strength < 1:
+            notes.append("the head is blended with the honest one: other pictures are faint beside")
+        if seen.public.protocol.mode == "train" and batchnorm_names(model):
+            notes.append("BatchNorm in train mode mixes the batch: the isolation is approximate")
+        if seen.update.kind is Upload.DELTA and (seen.public.local_steps or 2) > 1:
+            notes.append("over several local steps other pictures are faint beside it")
+        if clients_behind(seen) > 1:
+            notes.append(f"one of the {clients_behind(seen)} clients behind the sum")
+        return notes
+
+
+_LAST: dict[str, Tensor] = {}  # the features of one round's model, which all its clients share
+
+
+def _head(brief: Brief) -> list[str]:
+    return head_names(brief.model())
+
+
+def _seed(brief: Brief, purpose: str) -> int:
+    """Of a choice that all clients share where only their sum arrives."""
+    return seed_from(f"fishing {brief.seed} {group_of(brief.client, brief.public)} {purpose}")
+
+
+def _gate_of(seen: Sighting) -> Gate | None:
+    gate = seen.about.get("gate")
+    return None if gate is None else Gate(**gate)
+
+
+def _passed(seen: Sighting, gate: Gate, head: HeadReading) -> Passed:
+    target = int(seen.about["target"])
+    return read_gate(gate, head.weight, head.bias, target, seen.pictures)
+
+
+def _others(seen: Sighting, head: HeadReading) -> int:
+    """How many pictures of other classes than the target's there are, by their bias."""
+    counts = (-seen.pictures * head.bias).round().clamp(min=0)
+    return int(counts.sum() - counts[int(seen.about["target"])])
+
+
+def _counted(seen: Sighting, head: HeadReading, target: int) -> float | None:
+    """How many pictures of a class answered that is never predicted: B sum of the others' bias,
+    since p - y sums to zero; the target's own bias is too large to show a step.
+
+    Of a clipped gradient the size is not known. An absent class has 1 / (C - 1), and no class has
+    more: by the largest a count may come out too high, and never too low.
+    """
+    others = torch.arange(len(head.bias)) != target
+    total = float(head.bias[others].sum())
+    if not head.known:
+        largest = float(head.bias[others].max()) * (len(head.bias) - 1)
+        if seen.update.kind is not Upload.GRADIENT or largest <= 0:
+            return None
+        total /= largest
+    count = seen.pictures * total
+    return 0.0 if abs(count) < _NONE else count
+
+
+def _labels(
+    seen: Sighting, model: nn.Module, head: HeadReading | None, gate: Gate | None
+) -> list[int] | None:
+    """The labels behind a reply; behind a gate p_c is 1 nearly everywhere, or known to be."""
+    if head is None:
+        return None
+    if gate is not None and head.known:
+        counts = (-seen.pictures * head.bias).round().long().clamp(min=0)
+        target = int(seen.about["target"])
+        counts[target] = 0
+        counts[target] = max(0, seen.pictures - int(counts.sum()))
+        return torch.repeat_interleave(torch.arange(len(counts)), counts).tolist()
+    public = seen.public
+    steps = public.local_steps or 1
+    try:
+        found = recover_labels(
+            seen.update, model, seen.pictures, protocol=public.protocol, steps=steps
+        )
+    except AttackError:
+        return None
+    return [int(label) for label in found]
