@@ -1,11 +1,11 @@
 """Fishing for one picture of a batch (after Wen et al. 2022): only the head's weights change.
 
-Class fishing: all rows of the head are zero but the target's, whose bias is so far below the others'
-that it is never predicted. Then W^T (p - y) is exactly zero for pictures of other classes, and minus
-the row for those of the target: one such picture sends all that reaches the backbone. The row is
-random, because a constant one dies behind LayerNorm. It is large: over several local steps the other
-rows grow by lr (y - p) f and let other pictures through, in proportion to how small they are beside
-it; and a large row lifts what arrives above the rounding of weights and of fixed-point sums.
+Class fishing: all rows of the head are zero but the target's, whose bias is so far below those of
+the others that it is never predicted. Then W^T (p - y) is exactly zero for pictures of other
+classes, and minus the row for those of the target: one such picture sends all that reaches the
+backbone. The row is random, because a constant one dies behind LayerNorm. It is large: over several
+local steps the other rows grow by lr (y - p) f and let other pictures through, the less the smaller
+they are beside it; and it lifts what arrives above the rounding of weights and of fixed-point sums.
 
 Feature fishing, for batches of one class, puts a gate before them; see `gates`.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -114,10 +115,11 @@ class Fishing(Manoeuvre):
             kind = "feature" if len(labels) == 1 and labels.total() > 1 else "class"
         target = self._target(brief, kind, labels)
         if kind == "class":
-            return self._cast(brief, target, self._class_head(brief, target), {}, "class fishing")
+            about = {"row": self._row(brief.public), "seed": _seed(brief, f"row {brief.round}")}
+            head = self._class_head(brief, target, _row_of(about, _width(brief)))
+            return self._cast(brief, target, head, about, "class fishing")
         gate = self._gate(brief, known, labels[target])
-        classes, size = brief.weights[_head(brief)[0]].shape
-        head = gate.head(classes, size, target)
+        head = gate.head(brief.public.num_classes, _width(brief), target)
         return self._cast(brief, target, head, {"gate": gate.plain()}, "feature fishing")
 
     def _target(self, brief: Brief, kind: str, labels: Counter[int]) -> int:
@@ -132,26 +134,21 @@ class Fishing(Manoeuvre):
         shift = 0 if only_sums(brief.public) else brief.client  # a cohort's sum is one batch
         return (brief.round - 1 + shift) % brief.public.num_classes
 
-    def _class_head(self, brief: Brief, target: int) -> tuple[Tensor, Tensor]:
-        honest = brief.weights[_head(brief)[0]]
-        row = self._row(brief.public) ** self.strength
-        coin = torch.Generator().manual_seed(_seed(brief, f"row {brief.round} {target}"))
-        direction = torch.randn(honest.shape[1], generator=coin)
-        weight, bias = torch.zeros(honest.shape), torch.zeros(len(honest))
-        weight[target] = row * direction / direction.norm()
+    def _class_head(self, brief: Brief, target: int, row: Tensor) -> tuple[Tensor, Tensor]:
+        classes = brief.public.num_classes
+        weight, bias = torch.zeros(classes, len(row)), torch.zeros(classes)
+        weight[target] = row
         bias[target] = -(self.gap**self.strength)  # not the others' above: zero is exact
         return weight, bias
 
     def _row(self, public: Public) -> float:
         """Learning from the target lifts its logit by about lr row^2 / B a step, which must stay
         below the gap: beyond, the target is predicted for every picture, and all answer."""
-        if self.row is not None:
-            return self.row
-        protocol = public.protocol
-        if protocol.upload is Upload.GRADIENT or protocol.optimizer != "sgd":
-            return _ROW
-        moved = protocol.lr * momentum_pull(protocol, public.local_steps or 1)
-        return min(_ROW, math.sqrt(self.gap * public.batch_size / (4 * moved)))
+        protocol, size = public.protocol, self.row or _ROW
+        if self.row is None and protocol.upload is Upload.DELTA and protocol.optimizer == "sgd":
+            moved = protocol.lr * momentum_pull(protocol, public.local_steps or 1)
+            size = min(size, math.sqrt(self.gap * public.batch_size / (4 * moved)))
+        return float(size**self.strength)
 
     def _gate(self, brief: Brief, known: dict[str, Any], expected: int) -> Gate:
         steep = brief.public.protocol.upload is not Upload.GRADIENT or only_sums(brief.public)
@@ -262,8 +259,8 @@ class Fishing(Manoeuvre):
         self, seen: Sighting, model: nn.Module, head: HeadReading | None, target: int
     ) -> tuple[float | None, str]:
         if head is None:
-            row = model.get_parameter(head_names(model)[0])[target].detach().cpu()
-            count = sent_back(seen, model, row)
+            width = model.get_parameter(head_names(model)[0]).shape[1]
+            count = sent_back(seen, model, _row_of(seen.about, width))
             how = "by the layer before the head, which was not uploaded"
             if count is None:
                 return None, "how many answered is not known: the head was not uploaded"
@@ -271,7 +268,10 @@ class Fishing(Manoeuvre):
             count, how = _counted(seen, head, target), "by the head's bias"
             if count is None:
                 return None, "how many answered is not known: the update's size is not"
-        answered = round(count)
+        answered, steps = round(count), seen.public.local_steps or 1
+        if answered > 1 and steps > 1 and seen.update.kind is Upload.DELTA:
+            words = f"class {target} answered {answered} times in {steps} steps: several pictures"
+            return count, f"{words}, or fewer that were taken again, {how}"
         if answered == 1:
             return count, f"one picture of class {target} answered, {how}"
         return count, f"{answered} pictures of class {target} answered, mixed, {how}"
@@ -316,6 +316,16 @@ def _head(brief: Brief) -> list[str]:
 def _seed(brief: Brief, purpose: str) -> int:
     """Of a choice that all clients share where only their sum arrives."""
     return seed_from(f"fishing {brief.seed} {group_of(brief.client, brief.public)} {purpose}")
+
+
+def _width(brief: Brief) -> int:
+    return int(brief.weights[_head(brief)[0]].shape[1])
+
+
+def _row_of(about: Mapping[str, Any], width: int) -> Tensor:
+    """The target's row, (D,), which every client of a cohort is read by, whatever it received."""
+    direction = torch.randn(width, generator=torch.Generator().manual_seed(about["seed"]))
+    return about["row"] * direction / direction.norm()
 
 
 def _gate_of(seen: Sighting) -> Gate | None:

@@ -1,10 +1,10 @@
 """Gates: let through, of many pictures of one class, the one with the least feature.
 
 A gate stands on the projection x = v.f of a picture's features on a random direction. For pictures
-of its class it makes 1 - p_c = w(x) = sigmoid(-slope (x - theta)), which is what each sends into the
-network. Below theta that is all of it. Above, it falls off exponentially, and float32 holds it down
-to e^-87, if it is made by the rows of the other classes: p_c - 1 has only 24 bits, their p_j have
-their exponents. So with theta below every picture the least one outweighs the next by
+of its class it makes 1 - p_c = w(x) = sigmoid(-slope (x - theta)), which is what each sends into
+the network. Below theta that is all of it. Above, it falls off exponentially, and float32 holds it
+down to e^-87, if it is made by the rows of the other classes: p_c - 1 has only 24 bits, their p_j
+have their exponents. So with theta below every picture the least one outweighs the next by
 e^(slope (x_2 - x_1)), wherever it lies within reach.
 
 What arrives tells how many pictures it is made of. With W = sum_i w(x_i), and the mean projection
