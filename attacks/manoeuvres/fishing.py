@@ -56,6 +56,7 @@ from fedsim.core.spec import Upload
 _ROW, _GAP = 1000.0, 5e5  # a client's loss is at most the gap, and one of 1e6 is not admitted
 _ONE = 1.1  # up to here a count is that of one picture, beside which others are faint
 _NONE = 0.01  # pictures: below is rounding, where each picture counts as a whole one
+_MISSES = 3  # from so many on a client is believed not to keep its batch
 _SURROGATES = 96  # pictures that are looked at
 
 
@@ -153,7 +154,7 @@ class Fishing(Manoeuvre):
     def _gate(self, brief: Brief, known: dict[str, Any], expected: int) -> Gate:
         steep = brief.public.protocol.upload is not Upload.GRADIENT or only_sums(brief.public)
         bisects = self.threshold == "bisect" or (
-            self.threshold == "auto" and not known.get("changes")
+            self.threshold == "auto" and known.get("misses", 0) < _MISSES
         )
         if bisects and "interval" in known:
             low, high = known["interval"]
@@ -216,18 +217,20 @@ class Fishing(Manoeuvre):
         if labels is not None:
             known["labels"] = labels
         if gate is not None and head is not None and head.known and not _others(seen, head):
-            self._learn_gate(known, gate, _passed(seen, gate, head))
+            silent = is_silent(without_head(seen.update, model).tensors)
+            passed = Passed(0.0, None, 0.0) if silent else _passed(seen, gate, head)
+            self._learn_gate(known, gate, passed)
         memory[group] = known
 
     def _learn_gate(self, known: dict[str, Any], gate: Gate, passed: Passed) -> None:
         placed = known.pop("interval", None)
         if passed.count is not None and 0 < passed.count <= _ONE:
+            known.pop("misses", None)
             return  # one is isolated: another direction next time, for another picture
-        interval = narrowed(gate, passed)
-        if interval is not None:
-            known["interval"], known["seed"] = list(interval), gate.seed
-        elif placed is not None:
-            known["changes"] = True  # it was not where it had been: the client takes other pictures
+        interval, as_believed = narrowed(gate, passed)
+        known["interval"], known["seed"] = list(interval), gate.seed
+        if placed is not None and not as_believed:
+            known["misses"] = known.get("misses", 0) + 1  # the client may take other pictures
 
     def isolate(self, seen: Sighting) -> Isolated:
         model, target = seen.loaded(), int(seen.about["target"])

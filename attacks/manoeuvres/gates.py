@@ -101,24 +101,24 @@ def read_gate(gate: Gate, weight: Tensor, bias: Tensor, target: int, pictures: i
     return Passed(total, mean, total / gate.passes(mean))
 
 
-def narrowed(gate: Gate, passed: Passed) -> Interval | None:
-    """Where the least projection lies after a reply; None where it was not where it was believed to
-    be, as after a client took other pictures.
+def narrowed(gate: Gate, passed: Passed) -> tuple[Interval, bool]:
+    """Where the least projection lies after a reply, and whether it was where it was believed to
+    be: after a first guess it may not be, and not after a client took other pictures.
 
     The least is at most the mean x~. It sends at most W, so it is at least where w = W.
     """
-    width = gate.high - gate.low
+    width, margin = gate.high - gate.low, 0.5 / gate.slope
     if passed.mean is None or passed.total <= 0:  # all are above what the gate reaches
-        floor = gate.theta + (0.0 if gate.steep else _RANGE / gate.slope)
-        if floor >= gate.high - 1e-3 * width:
-            return None
-        return floor, gate.high
+        floor = gate.theta if gate.steep else gate.theta + _RANGE / gate.slope
+        if floor >= gate.high - 0.01 * width:
+            return (gate.high, gate.high + 2 * width), False
+        return (floor, gate.high), True
+    if passed.mean < gate.low - margin:
+        return (passed.mean - 2 * width, passed.mean + margin), False
     floor = gate.low
     if passed.total < 0.5:
         floor = max(floor, gate.theta + math.log(1 / passed.total - 1) / gate.slope)
-    margin = 0.5 / gate.slope
-    low, high = floor - margin, min(gate.high, passed.mean) + margin
-    return (low, high) if passed.mean > gate.low - margin and low < high else None
+    return (floor - margin, max(floor, min(gate.high, passed.mean)) + margin), True
 
 
 def first_interval(projections: Tensor, batch: int) -> Interval:
