@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fedsim.attacks.labels import momentum_pull, recover_labels
 from fedsim.attacks.manoeuvres.gates import (
     Gate,
+    Interval,
     Passed,
     features_of,
     first_interval,
@@ -157,8 +158,7 @@ class Fishing(Manoeuvre):
             self.threshold == "auto" and known.get("misses", 0) < _MISSES
         )
         if bisects and "interval" in known:
-            low, high = known["interval"]
-            return Gate.within(known["seed"], (low, high), steep=steep)
+            return Gate.within(known["seed"], Interval(*known["interval"]), steep=steep)
         seed = _seed(brief, f"direction {brief.round}")
         features = self._features(brief)
         projections = features @ Gate(seed, 0, 1, 0, 0).direction(features.shape[1])
@@ -227,9 +227,9 @@ class Fishing(Manoeuvre):
         if passed.count is not None and 0 < passed.count <= _ONE:
             known.pop("misses", None)
             return  # one is isolated: another direction next time, for another picture
-        interval, as_believed = narrowed(gate, passed)
+        interval, agrees = narrowed(gate, passed)
         known["interval"], known["seed"] = list(interval), gate.seed
-        if placed is not None and not as_believed:
+        if placed is not None and not agrees:
             known["misses"] = known.get("misses", 0) + 1  # the client may take other pictures
 
     def isolate(self, seen: Sighting) -> Isolated:

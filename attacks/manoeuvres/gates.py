@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,23 @@ from torch import Tensor, nn
 from fedsim.core.learning import Protocol
 from fedsim.core.models import head_names
 
-Interval = tuple[float, float]  # where the least projection is believed to be
 
 _RANGE = 60.0  # nats between the ends of the interval; e^-87 is the least normal float32
 _STEEP = 1000.0  # slope times interval of a gate that must not lean on small numbers
 _AT_ONCE = 16  # pictures
 _DRAWS = 200  # batches drawn from known pictures, to see where the least of a batch lies
 _SILENT = 1e-37
+_CLOSE = 1e-3  # projections that are not told apart
 _BLIND_PICTURES = 64
+
+
+class Interval(NamedTuple):
+    """Where the least projection is believed to be; ``bounded``: a reply showed that it is at most
+    ``high``, and not a guess."""
+
+    low: float
+    high: float
+    bounded: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,17 +54,17 @@ class Gate:
     slope: float
     low: float
     high: float
+    bounded: bool = False
     steep: bool = False
 
     @classmethod
     def within(cls, seed: int, interval: Interval, *, steep: bool, at: float | None = None) -> Gate:
         """The gate that tells pictures apart between the ends of an interval."""
-        low, high = interval
-        width = max(high - low, 1e-6)
+        width = max(interval.high - interval.low, 1e-6)
         if steep:
-            theta = (low + high) / 2 if at is None else at
-            return cls(seed, theta, _STEEP / width, low, high, True)
-        return cls(seed, low, _RANGE / width, low, high)
+            theta = (interval.low + interval.high) / 2 if at is None else at
+            return cls(seed, theta, _STEEP / width, *interval, steep=True)
+        return cls(seed, interval.low, _RANGE / width, *interval)
 
     def direction(self, size: int) -> Tensor:
         vector = torch.randn(size, generator=torch.Generator().manual_seed(self.seed))
@@ -102,23 +111,25 @@ def read_gate(gate: Gate, weight: Tensor, bias: Tensor, target: int, pictures: i
 
 
 def narrowed(gate: Gate, passed: Passed) -> tuple[Interval, bool]:
-    """Where the least projection lies after a reply, and whether it was where it was believed to
-    be: after a first guess it may not be, and not after a client took other pictures.
+    """Where the least projection lies after a reply, and whether that agrees with the replies
+    before: not after a client took other pictures.
 
     The least is at most the mean x~. It sends at most W, so it is at least where w = W.
     """
     width, margin = gate.high - gate.low, 0.5 / gate.slope
     if passed.mean is None or passed.total <= 0:  # all are above what the gate reaches
         floor = gate.theta if gate.steep else gate.theta + _RANGE / gate.slope
-        if floor >= gate.high - 0.01 * width:
-            return (gate.high, gate.high + 2 * width), False
-        return (floor, gate.high), True
+        left = gate.high - floor
+        if gate.bounded and left > _CLOSE * max(1.0, abs(floor)):
+            return Interval(floor, gate.high, True), True
+        return Interval(floor, floor + 2 * max(left, width / 2, _CLOSE)), not gate.bounded
     if passed.mean < gate.low - margin:
-        return (passed.mean - 2 * width, passed.mean + margin), False
+        return Interval(passed.mean - 2 * width, passed.mean + margin, True), not gate.bounded
     floor = gate.low
     if passed.total < 0.5:
         floor = max(floor, gate.theta + math.log(1 / passed.total - 1) / gate.slope)
-    return (floor - margin, max(floor, min(gate.high, passed.mean)) + margin), True
+    ceiling = min(gate.high, passed.mean) if gate.bounded else passed.mean
+    return Interval(floor - margin, max(floor, ceiling) + margin, True), True
 
 
 def first_interval(projections: Tensor, batch: int) -> Interval:
@@ -128,7 +139,7 @@ def first_interval(projections: Tensor, batch: int) -> Interval:
     least = projections.double()[rows].amin(1)
     low, high = (float(torch.quantile(least, q)) for q in (0.02, 0.98))
     spread = float(projections.double().std()) if len(projections) > 1 else 1.0
-    return low, max(high, low + 0.1 * max(spread, 1e-3))
+    return Interval(low, max(high, low + 0.1 * max(spread, 1e-3)))
 
 
 def first_theta(projections: Tensor, batch: int) -> float:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fedsim.attacks.manoeuvres.fishing import Fishing
 from fedsim.attacks.manoeuvres.gates import (
     Gate,
+    Interval,
     Passed,
     features_of,
     first_interval,
@@ -40,7 +42,7 @@ def passed(gate: Gate, projections: list[float]) -> Passed:
 
 
 def test_the_tail_of_a_gate_counts_one_picture_far_below_float32s_24_bits() -> None:
-    gate = Gate.within(1, (0.0, 1.0), steep=False)
+    gate = Gate.within(1, Interval(0.0, 1.0), steep=False)
     found = passed(gate, [0.8, 1.3, 1.5, 2.0])
     assert found.total == pytest.approx(math.exp(-48), rel=0.01)
     assert found.mean == pytest.approx(0.8, abs=1e-4)
@@ -48,7 +50,7 @@ def test_the_tail_of_a_gate_counts_one_picture_far_below_float32s_24_bits() -> N
 
 
 def test_pictures_side_by_side_are_counted_as_so_many() -> None:
-    gate = Gate.within(1, (0.0, 1.0), steep=False)
+    gate = Gate.within(1, Interval(0.0, 1.0), steep=False)
     assert passed(gate, [0.5, 0.5, 0.5, 2.0]).count == pytest.approx(3, abs=0.02)
     shares = torch.tensor([1.0, math.exp(-60 * 0.02)])
     shares /= shares.sum()
@@ -58,20 +60,21 @@ def test_pictures_side_by_side_are_counted_as_so_many() -> None:
 
 @pytest.mark.parametrize("steep", [True, False])
 def test_pictures_below_a_gate_are_counted_whole(steep: bool) -> None:
-    gate = Gate.within(1, (0.0, 1.0), steep=steep)
+    gate = Gate.within(1, Interval(0.0, 1.0), steep=steep)
     found = passed(gate, [-0.9, -0.7, 3.0])
     assert (found.total, found.count) == (pytest.approx(2), pytest.approx(2))
 
 
 def test_nothing_is_counted_where_nothing_passes() -> None:
-    gate = Gate.within(1, (0.0, 1.0), steep=True)
+    gate = Gate.within(1, Interval(0.0, 1.0), steep=True)
     assert passed(gate, [3.0, 4.0]) == Passed(0.0, None, 0.0)
 
 
 def test_the_next_interval_is_narrower_and_holds_the_least() -> None:
-    gate = Gate.within(1, (0.0, 1.0), steep=False)
-    (low, high), as_believed = narrowed(gate, passed(gate, [0.5, 0.51, 0.9]))
-    assert as_believed
+    gate = Gate.within(1, Interval(0.0, 1.0), steep=False)
+    (low, high, bounded), agrees = narrowed(gate, passed(gate, [0.5, 0.51, 0.9]))
+    assert agrees
+    assert bounded
     assert low < 0.5 < high
     assert high - low < 0.1
 
@@ -83,7 +86,7 @@ def test_the_next_interval_is_narrower_and_holds_the_least() -> None:
 def test_what_lies_outside_the_interval_is_found_again(
     projections: list[float], held: float, steep: bool
 ) -> None:
-    interval = (0.0, 1.0)
+    interval = Interval(0.0, 1.0)
     for _ in range(12):
         gate = Gate.within(1, interval, steep=steep)
         found = passed(gate, projections)
@@ -95,7 +98,7 @@ def test_what_lies_outside_the_interval_is_found_again(
 
 def test_the_first_guess_is_where_the_least_of_a_batch_lies() -> None:
     projections = torch.randn(500, generator=torch.Generator().manual_seed(0))
-    low, high = first_interval(projections, 16)
+    low, high, _ = first_interval(projections, 16)
     assert -3.5 < low < -1.77 < high < -0.5
     assert first_theta(projections, 16) == pytest.approx(-1.53, abs=0.2)
 
@@ -111,6 +114,8 @@ def test_made_up_pictures_are_pictures_of_many_features() -> None:
     images = made_up_pictures(32)
     assert images.shape == (64, 3, 32, 32)
     assert 0 <= float(images.min()) < float(images.max()) <= 1
-    stage = Stage.__dataclass_fields__["model"].default
-    assert stage is not None
+    stage = Stage(Fishing())
+    model, protocol = stage.brief().loaded(), stage.public.protocol
+    real, made_up = (features_of(model, some, protocol).std(0) for some in (pictures(64), images))
+    assert 0.3 < float(made_up.norm() / real.norm()) < 3
     assert 0.1 < float(images.std()) < 0.5
