@@ -174,11 +174,11 @@ class Fishing(Manoeuvre):
                 "fishing: threshold surrogate needs the server's own pictures (threat G); "
                 "auto and blind do without."
             )
-        about = f"{digest(brief.weights)} {blind}"
+        images = made_up_pictures(brief.public.image_size)
+        if not blind and brief.surrogate is not None:
+            images = brief.surrogate[:_SURROGATES]
+        about = digest({**brief.weights, "pictures": images})
         if about not in _LAST:
-            images = made_up_pictures(brief.public.image_size)
-            if not blind and brief.surrogate is not None:
-                images = brief.surrogate[:_SURROGATES]
             features = features_of(brief.loaded(), images, brief.public.protocol)
             _LAST.clear()
             _LAST[about] = features

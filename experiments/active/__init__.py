@@ -1,0 +1,1 @@
+"""Experiments with the active server (threats F, G, H): what each manoeuvre gives it."""
