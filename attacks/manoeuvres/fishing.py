@@ -54,8 +54,9 @@ from fedsim.core.observation import Public
 from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Upload
 
-_ROW, _GAP = 1000.0, 5e5  # a client's loss is at most the gap, and one of 1e6 is not admitted
-_ONE = 1.1  # up to here a count is that of one picture, beside which others are faint
+_GAP = 9e5  # a client's loss is at most about the gap, and above 1e6 it is not admitted
+_ROW, _ROW_OF_STEPS = 1000.0, 5000.0
+_ONE = 1.03  # up to here a count is of one picture: another beside it has 5 parts in 1000
 _NONE = 0.01  # pictures: below is rounding, where each picture counts as a whole one
 _MISSES = 3  # from so many on a client is believed not to keep its batch
 _SURROGATES = 96  # pictures that are looked at
@@ -149,7 +150,7 @@ class Fishing(Manoeuvre):
         protocol, size = public.protocol, self.row or _ROW
         if self.row is None and protocol.upload is Upload.DELTA and protocol.optimizer == "sgd":
             moved = protocol.lr * momentum_pull(protocol, public.local_steps or 1)
-            size = min(size, math.sqrt(self.gap * public.batch_size / (4 * moved)))
+            size = min(_ROW_OF_STEPS, math.sqrt(self.gap * public.batch_size / (4 * moved)))
         return float(size**self.strength)
 
     def _gate(self, brief: Brief, known: dict[str, Any], expected: int) -> Gate:
@@ -228,7 +229,8 @@ class Fishing(Manoeuvre):
             known.pop("misses", None)
             return  # one is isolated: another direction next time, for another picture
         interval, agrees = narrowed(gate, passed)
-        known["interval"], known["seed"] = list(interval), gate.seed
+        if not interval.is_spent:
+            known["interval"], known["seed"] = list(interval), gate.seed
         if placed is not None and not agrees:
             known["misses"] = known.get("misses", 0) + 1  # the client may take other pictures
 

@@ -27,10 +27,12 @@ from fedsim.core.models import head_names
 
 _RANGE = 60.0  # nats between the ends of the interval; e^-87 is the least normal float32
 _STEEP = 1000.0  # slope times interval of a gate that must not lean on small numbers
+_STEEPEST = 5e4  # the loss of a picture is the slope times how far it is below
 _AT_ONCE = 16  # pictures
 _DRAWS = 200  # batches drawn from known pictures, to see where the least of a batch lies
 _SILENT = 1e-37
 _CLOSE = 1e-3  # projections that are not told apart
+_NARROWEST = 5e-3  # steeper, and the rounding of logits in float32 would show in the count
 _BLIND_PICTURES = 64
 
 
@@ -41,6 +43,11 @@ class Interval(NamedTuple):
     low: float
     high: float
     bounded: bool = False
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it is too narrow for a gate to tell more: two pictures lie side by side."""
+        return self.high - self.low < _CLOSE
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,10 @@ class Gate:
     @classmethod
     def within(cls, seed: int, interval: Interval, *, steep: bool, at: float | None = None) -> Gate:
         """The gate that tells pictures apart between the ends of an interval."""
-        width = max(interval.high - interval.low, 1e-6)
+        width = max(interval.high - interval.low, _NARROWEST)
         if steep:
             theta = (interval.low + interval.high) / 2 if at is None else at
-            return cls(seed, theta, _STEEP / width, *interval, steep=True)
+            return cls(seed, theta, min(_STEEP / width, _STEEPEST), *interval, steep=True)
         return cls(seed, interval.low, _RANGE / width, *interval)
 
     def direction(self, size: int) -> Tensor:

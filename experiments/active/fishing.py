@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -269,18 +269,18 @@ def one_class(path: str | None, quick: bool) -> None:
         ("one round, surrogate, one SGD step", "surrogate", Upload.DELTA),
     ):
         tally = Tally()
-        for trial in range(4 if quick else 24):
+        for trial in range(4 if quick else 20):
             rows = torch.randperm(len(images), generator=_coin(trial))
             server = _gated(threshold, upload, weights, images[rows[16:112]])
             batch = (images[rows[:16]], torch.full((16,), 5))
             _gated_round(server, batch, trial + 1, tally)
         tally.print(words)
     for words, threshold, upload, last in (
-        ("3 rounds, the batch kept, blind start", "auto", Upload.GRADIENT, 3),
-        ("8 rounds of one SGD step, the batch kept, blind start", "auto", Upload.DELTA, 8),
+        ("up to 3 rounds, the batch kept, blind start", "auto", Upload.GRADIENT, 3),
+        ("up to 8 rounds of one SGD step, the batch kept", "auto", Upload.DELTA, 8),
     ):
         tally = Tally()
-        for trial in range(3 if quick else 12):
+        for trial in range(3 if quick else 10):
             rows = torch.randperm(len(images), generator=_coin(100 + trial))
             server = _gated(threshold, upload, weights, None)
             batch = (images[rows[:16]], torch.full((16,), 5))
@@ -375,11 +375,12 @@ def resnet(path: str | None, quick: bool) -> None:
     weights = fresh_weights(RESNET, images, steps=30, mode="train")
     budget = {"steps": 60 if quick else 300}
     count = 2 if quick else 5
-    for words, mode, fished in (
+    cases: list[tuple[str, Literal["train", "eval"], bool]] = [
         ("without fishing, the best of 16 pictures", "eval", False),
         ("fished", "eval", True),
         ("fished, BatchNorm in train mode", "train", True),
-    ):
+    ]
+    for words, mode, fished in cases:
         found = []
         for trial in range(count):
             rows = torch.randperm(len(images), generator=_coin(trial))[:16]
