@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.attacks.labels import momentum_pull, recover_labels
+from fedsim.attacks.labels import momentum_pull
 from fedsim.attacks.manoeuvres.gates import (
     Gate,
     Interval,
@@ -37,8 +37,11 @@ from fedsim.attacks.manoeuvres.gates import (
 from fedsim.attacks.manoeuvres.reading import (
     HeadReading,
     clients_behind,
+    count_others,
+    count_unpredicted,
     group_of,
     is_silent,
+    labels_behind,
     only_sums,
     pictures_expected,
     read_head,
@@ -57,7 +60,6 @@ from fedsim.core.spec import Upload
 _GAP = 9e5  # a client's loss is at most about the gap, and above 1e6 it is not admitted
 _ROW, _ROW_OF_STEPS = 1000.0, 5000.0
 _ONE = 1.03  # up to here a count is of one picture: another beside it has 5 parts in 1000
-_NONE = 0.01  # pictures: below is rounding, where each picture counts as a whole one
 _MISSES = 3  # from so many on a client is believed not to keep its batch
 _SURROGATES = 96  # pictures that are looked at
 
@@ -94,13 +96,9 @@ class Fishing(Manoeuvre):
             raise SpecError(f"fishing needs a linear head: {error}") from error
         if len(names) < 2:
             raise SpecError("fishing needs a head with a bias, and this model's has none.")
-        heads = [m for m in model.modules() if isinstance(m, nn.Linear)]
-        heads = [m for m in heads if m.out_features == classes and m.bias is not None]
         if model.get_parameter(names[1]).shape != (classes,):
             raise SpecError("fishing needs a linear head with one row per class.")
-        if sum(m.in_features == model.get_parameter(names[0]).shape[1] for m in heads) > 1 and (
-            hasattr(model, "head_dist")
-        ):
+        if getattr(model, "head_dist", None) is not None:
             raise SpecError("fishing needs one head, and this model averages two.")
         if classes < 2:
             raise SpecError("fishing needs two classes or more: with one there is no gradient.")
@@ -212,12 +210,16 @@ class Fishing(Manoeuvre):
             return
         known["round"] = seen.round
         model = seen.loaded()
-        head = read_head(seen, model)
-        gate = _gate_of(seen)
-        labels = _labels(seen, model, head, gate)
+        head, gate, target = read_head(seen, model), _gate_of(seen), int(seen.about["target"])
+        labels = labels_behind(seen, model, None if gate is None else target)
         if labels is not None:
             known["labels"] = labels
-        if gate is not None and head is not None and head.known and not _others(seen, head):
+        if (
+            gate is not None
+            and head is not None
+            and head.known
+            and not count_others(seen, head, target)
+        ):
             silent = is_silent(without_head(seen.update, model).tensors)
             passed = Passed(0.0, None, 0.0) if silent else _passed(seen, gate, head)
             self._learn_gate(known, gate, passed)
@@ -245,9 +247,10 @@ class Fishing(Manoeuvre):
             count, words = self._count_class(seen, model, head, target)
         else:
             count, words = self._count_gate(seen, gate, head)
-        remain = 1 if count is None else max(1, math.ceil(count - (_ONE - 1)))
-        if gate is None and count is not None:
-            remain = round(count)
+        if count is None:
+            remain, words = 1, f"{words}; taken as one"
+        else:  # what passes a gate is a fraction of one picture, or more than one
+            remain = round(count) if gate is None else max(1, math.ceil(count - (_ONE - 1)))
         if remain == 0:
             words = f"no picture of class {target} answered"
             return Isolated(update, 0, None, count, "; ".join([words, *notes]))
@@ -268,11 +271,17 @@ class Fishing(Manoeuvre):
             count = sent_back(seen, model, _row_of(seen.about, width))
             how = "by the layer before the head, which was not uploaded"
             if count is None:
-                return None, "how many answered is not known: the head was not uploaded"
+                return (
+                    None,
+                    "how many answered is not known: the head was not uploaded",
+                )
         else:
-            count, how = _counted(seen, head, target), "by the head's bias"
+            count, how = count_unpredicted(seen, head, target), "by the head's bias"
             if count is None:
-                return None, "how many answered is not known: the update's size is not"
+                return (
+                    None,
+                    "how many answered is not known: the update's size is not",
+                )
         answered, steps = round(count), seen.public.local_steps or 1
         if answered > 1 and steps > 1 and seen.update.kind is Upload.DELTA:
             words = f"class {target} answered {answered} times in {steps} steps: several pictures"
@@ -285,14 +294,23 @@ class Fishing(Manoeuvre):
         self, seen: Sighting, gate: Gate, head: HeadReading | None
     ) -> tuple[float | None, str]:
         if head is None:
-            return None, "how many passed the gate is not known: the head was not uploaded"
+            return (
+                None,
+                "how many passed the gate is not known: the head was not uploaded",
+            )
         if not head.known:
-            return None, "how many passed the gate is not known: the update's size is not"
-        if others := _others(seen, head):
+            return (
+                None,
+                "how many passed the gate is not known: the update's size is not",
+            )
+        if others := count_others(seen, head, int(seen.about["target"])):
             return float(others + 1), f"mixed: {others} pictures of other classes are beyond a gate"
         passed = _passed(seen, gate, head)
         if passed.count is None or passed.count <= 0:
-            return None, "how many passed the gate is not known: too little came through"
+            return (
+                None,
+                "how many passed the gate is not known: too little came through",
+            )
         share = f"{passed.total:.2g} of a picture came through"
         if passed.count <= _ONE:
             return passed.count, f"one picture passed the gate (count {passed.count:.3f}; {share})"
@@ -341,50 +359,3 @@ def _gate_of(seen: Sighting) -> Gate | None:
 def _passed(seen: Sighting, gate: Gate, head: HeadReading) -> Passed:
     target = int(seen.about["target"])
     return read_gate(gate, head.weight, head.bias, target, seen.pictures)
-
-
-def _others(seen: Sighting, head: HeadReading) -> int:
-    """How many pictures of other classes than the target's there are, by their bias."""
-    counts = (-seen.pictures * head.bias).round().clamp(min=0)
-    return int(counts.sum() - counts[int(seen.about["target"])])
-
-
-def _counted(seen: Sighting, head: HeadReading, target: int) -> float | None:
-    """How many pictures of a class answered that is never predicted: B sum of the others' bias,
-    since p - y sums to zero; the target's own bias is too large to show a step.
-
-    Of a clipped gradient the size is not known. An absent class has 1 / (C - 1), and no class has
-    more: by the largest a count may come out too high, and never too low.
-    """
-    others = torch.arange(len(head.bias)) != target
-    total = float(head.bias[others].sum())
-    if not head.known:
-        largest = float(head.bias[others].max()) * (len(head.bias) - 1)
-        if seen.update.kind is not Upload.GRADIENT or largest <= 0:
-            return None
-        total /= largest
-    count = seen.pictures * total
-    return 0.0 if abs(count) < _NONE else count
-
-
-def _labels(
-    seen: Sighting, model: nn.Module, head: HeadReading | None, gate: Gate | None
-) -> list[int] | None:
-    """The labels behind a reply; behind a gate p_c is 1 nearly everywhere, or known to be."""
-    if head is None:
-        return None
-    if gate is not None and head.known:
-        counts = (-seen.pictures * head.bias).round().long().clamp(min=0)
-        target = int(seen.about["target"])
-        counts[target] = 0
-        counts[target] = max(0, seen.pictures - int(counts.sum()))
-        return torch.repeat_interleave(torch.arange(len(counts)), counts).tolist()
-    public = seen.public
-    steps = public.local_steps or 1
-    try:
-        found = recover_labels(
-            seen.update, model, seen.pictures, protocol=public.protocol, steps=steps
-        )
-    except AttackError:
-        return None
-    return [int(label) for label in found]

@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks.labels import momentum_pull
+from fedsim.attacks.labels import momentum_pull, recover_labels
 from fedsim.core.epochs import steps_of_round
+from fedsim.core.errors import AttackError
 from fedsim.core.learning import Update
 from fedsim.core.manoeuvre import Brief, Sighting
 from fedsim.core.models import head_names
 from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import Upload
 
+_NONE = 0.01  # pictures: below is rounding, where each picture counts as a whole one
 _ALONG = 0.999  # cosine from which on a bias got nothing but what the head sent back
 
 
@@ -81,6 +83,52 @@ def sent_back(seen: Sighting, model: nn.Module, row: Tensor) -> float | None:
     if size > 0 and abs(along) < _ALONG * size:
         return None
     return -seen.pictures * along / float(row.square().sum())
+
+
+def count_others(seen: Sighting, head: HeadReading, target: int) -> int:
+    """How many pictures of other classes than the target's there are, by their bias."""
+    counts = (-seen.pictures * head.bias).round().clamp(min=0)
+    return int(counts.sum() - counts[target])
+
+
+def count_unpredicted(seen: Sighting, head: HeadReading, target: int) -> float | None:
+    """How many pictures of a class answered that is never predicted: B sum of the others' bias,
+    since p - y sums to zero; the target's own bias is too large to show a step.
+
+    Of a clipped gradient the size is not known. An absent class has 1 / (C - 1), and no class has
+    more: by the largest a count may come out too high, and never too low.
+    """
+    others = torch.arange(len(head.bias)) != target
+    total = float(head.bias[others].sum())
+    if not head.known:
+        largest = float(head.bias[others].max()) * (len(head.bias) - 1)
+        if seen.update.kind is not Upload.GRADIENT or largest <= 0:
+            return None
+        total /= largest
+    count = seen.pictures * total
+    return 0.0 if abs(count) < _NONE else count
+
+
+def labels_behind(seen: Sighting, model: nn.Module, gated: int | None = None) -> list[int] | None:
+    """The labels behind a reply, where they can be read. Behind a gate before class ``gated`` that
+    class is predicted for nearly every picture: it has those that no other class accounts for."""
+    head = read_head(seen, model)
+    if head is None:
+        return None
+    if gated is not None and head.known:
+        counts = (-seen.pictures * head.bias).round().long().clamp(min=0)
+        counts[gated] = 0
+        counts[gated] = max(0, seen.pictures - int(counts.sum()))
+        return torch.repeat_interleave(torch.arange(len(counts)), counts).tolist()
+    public = seen.public
+    steps = public.local_steps or 1
+    try:
+        found = recover_labels(
+            seen.update, model, seen.pictures, protocol=public.protocol, steps=steps
+        )
+    except AttackError:
+        return None
+    return [int(label) for label in found]
 
 
 def without_head(update: Update, model: nn.Module) -> Update:
