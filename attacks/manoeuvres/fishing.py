@@ -47,6 +47,7 @@ from fedsim.attacks.manoeuvres.reading import (
     read_head,
     scaled,
     sent_back,
+    with_lone_head,
     without_head,
 )
 from fedsim.core.errors import AttackError, ModelError, SpecError
@@ -209,8 +210,8 @@ class Fishing(Manoeuvre):
         if group == "cohort" and known.get("round") == seen.round:
             return
         known["round"] = seen.round
-        model = seen.loaded()
-        head, gate, target = read_head(seen, model), _gate_of(seen), int(seen.about["target"])
+        model, target = seen.loaded(), int(seen.about.get("target", -1))  # -1: an honest round
+        head, gate = read_head(seen, model), _gate_of(seen)
         labels = labels_behind(seen, model, None if gate is None else target)
         if labels is not None:
             known["labels"] = labels
@@ -255,8 +256,11 @@ class Fishing(Manoeuvre):
             words = f"no picture of class {target} answered"
             return Isolated(update, 0, None, count, "; ".join([words, *notes]))
         behind = seen.pictures / (remain if remain <= seen.pictures else 1)
+        left = scaled(update, behind, remain)
+        if remain == 1 and head is not None:
+            left = with_lone_head(left, seen, model, head, target)
         return Isolated(
-            scaled(update, behind, remain),
+            left,
             remain,
             torch.full((remain,), target),
             count,

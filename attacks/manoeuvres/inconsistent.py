@@ -64,10 +64,6 @@ class Inconsistent(Manoeuvre):
         if lure := self._lure():
             lure.check_model(model, public)
 
-    def prepare_model(self, model: nn.Module) -> nn.Module:
-        lure = self._lure()
-        return lure.prepare_model(model) if lure else model
-
     # -- what is sent ---------------------------------------------------------------------------
 
     def tamper(self, brief: Brief) -> Tampered:
@@ -97,7 +93,7 @@ class Inconsistent(Manoeuvre):
     # -- what came back -------------------------------------------------------------------------
 
     def learn(self, seen: Sighting, memory: Memory) -> None:
-        lure, victim = self._lure(), int(seen.about["victim"])
+        lure, victim = self._lure(), int(seen.about.get("victim", seen.client))
         if lure is None or (seen.client != victim and clients_behind(seen) == 1):
             return
         within = dict(memory.get("lure", {}))
@@ -128,8 +124,8 @@ class Inconsistent(Manoeuvre):
 
     def _victims(self, seen: Sighting) -> Sighting:
         """What the victim alone uploaded, as far as a cohort's mean holds it: all but the head."""
-        behind, about = clients_behind(seen), dict(seen.about["lure"])
-        if behind == 1:
+        behind, about = clients_behind(seen), dict(seen.about.get("lure", {}))
+        if behind == 1 or not seen.about:
             return replace(seen, about=about)
         pictures = seen.pictures // behind
         update = scaled(without_head(seen.update, seen.loaded()), behind, pictures)

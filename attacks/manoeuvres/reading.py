@@ -138,6 +138,39 @@ def without_head(update: Update, model: nn.Module) -> Update:
     return replace(update, tensors=tensors)
 
 
+def with_lone_head(
+    update: Update, seen: Sighting, model: nn.Module, head: HeadReading, target: int
+) -> Update:
+    """The gradient of the one picture that remains, with the head's part that it alone would have.
+
+    What others sent to the head is in the update, but its features f are read clean from the rows
+    that they do not reach: dW_c = (p_c - 1) f and db_c = p_c - 1 for a class that nobody else has
+    and nobody is predicted as. The rest is what the model says to f.
+    """
+    if update.kind is not Upload.GRADIENT or not head.known:
+        return update
+    others = torch.arange(len(head.bias)) != target
+    alone = "gate" in seen.about  # then all pictures are of the class, and one is left of them
+    weight, bias = (
+        (head.weight[others].sum(0), head.bias[others].sum())
+        if alone
+        else (
+            head.weight[target],
+            head.bias[target],
+        )
+    )
+    if not float(bias.abs()) > 0:
+        return update
+    features = weight / bias
+    names = head_names(model)
+    sent = [seen.weights[name].detach().double().cpu() for name in names]
+    error = (sent[0] @ features + sent[1]).softmax(0)
+    error[target] -= 1
+    own = dict(zip(names, (torch.outer(error, features), error), strict=True))
+    tensors = {n: own[n].float() if n in own else update.tensors[n] for n in seen.update.tensors}
+    return replace(update, tensors=tensors)
+
+
 def scaled(update: Update, factor: float, pictures: int) -> Update:
     """A gradient times ``factor``, as that of so many pictures. A delta stays as it is: its size
     says nothing, and weight decay is taken out of it by its own."""

@@ -77,11 +77,13 @@ def isolated_in(observation: Observation, granted: frozenset[str]) -> Isolated |
         return None
     component = Component.model_validate(observation.chosen.manoeuvre)
     manoeuvre = create_manoeuvre(component.name, **component.params)
+    public = observation.public
+    alone = replace(public, batch_size=public.batch_size // observation.summed)
     seen = Sighting(
         *(observation.round, observation.client, observation.weights, observation.update),
         about=observation.chosen.about,
-        model=partial(announced, observation.public),
-        public=observation.public,
+        model=partial(announced, public),
+        public=alone,
         pictures=observation.pictures,
     )
     with sealed():

@@ -21,6 +21,7 @@ from fedsim.core.vault import Vault
 REFUSED = "client_refused"  # the event of a client whose guards kept it from uploading
 
 Address = tuple[int, int]  # round and client
+_ENDLESS = 1e30  # a score that was divided by next to nothing
 
 
 def refused_in(run: Run) -> set[Address]:
@@ -134,4 +135,4 @@ def words_at(noticed_: dict[str, Any] | None, round_: int, client: int) -> str |
 
 
 def _shown(value: float) -> str:
-    return f"{value:.3g}"
+    return f"{value:.3g}" if value < _ENDLESS else "without bound"
