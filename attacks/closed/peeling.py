@@ -20,10 +20,9 @@ from fedsim.attacks.manoeuvres.imprinting import CONSTANT, Layout, places_code
 from fedsim.core.errors import AttackError
 
 CLEAN = 0.05  # of a code's unit: how far a coordinate may lie from where it must
-_SIZE = 2e-3  # relative: how far a token's mean square may lie from one
+_SIZE = 1e-3  # relative: how far a token's mean square may lie from one
 _INSIDE = 2e-3  # in units of a normalised coordinate: how far a token may lie outside its bin
 _ALIKE = 0.05  # of the distance between two readings of one token, relative to its size
-_NEAR = 3e-4  # of a threshold: a token so near may lie on either side
 
 
 @dataclass
@@ -45,13 +44,14 @@ class Bins:
 @dataclass
 class Tokens:
     """Tokens that were read: ``x`` (T, D) as they were before LayerNorm, ``place`` (T,), ``votes``
-    (T,): the bins that showed each, and ``strength`` (T,): its weight in the update times its
-    size."""
+    (T,): how many bins showed each, ``weight`` (T,): what it is multiplied by in the update, and
+    ``size`` (T,): what LayerNorm divided it by."""
 
     x: Tensor
     place: Tensor
     votes: Tensor
-    strength: Tensor
+    weight: Tensor
+    size: Tensor
 
 
 def read_bins(
@@ -113,9 +113,7 @@ class Reader:
             bins, u, weight, place = self.alone(todo)
             todo = self._take(bins, u, weight, place)
         size = CONSTANT / self.u[:, self.layout.constant]
-        return Tokens(
-            self.u * size[:, None], self.place, self.votes, self.weight.abs() * size.square()
-        )
+        return Tokens(self.u * size[:, None], self.place, self.votes, self.weight, size)
 
     def alone(self, which: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of the bins ``which``, those that hold one token alone: bin, token (normalised), its

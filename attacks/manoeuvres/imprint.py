@@ -48,8 +48,8 @@ from fedsim.core.spec import Upload
 SHARP = 1e6  # of a row: float32 tells no finer, and a hundredth of a bin is a thousand times wider
 _REACH = 0.1  # of a token's entries in the upload, where they are lifted
 _FAINT = 1e-9  # the gradient of a token, where it is to hold still
-_UNFELT = 1e-5  # what all the bins together may add to a token
-_UNHEARD = 5e-3  # and to the logits
+_UNFELT = 1e-4  # what all the bins together may add to a token
+_UNHEARD = 5e-7  # and to the logits; so little that no part of the gradient is out of all size
 _PLACE, _PATCH, _PICTURE = 1.2, 0.35, 0.3  # what moves a ruler: half range, deviation, deviation
 _PICTURES = 48  # that the quantiles are taken over
 _JITTER = 0.03  # of the rulers' deviation: it smooths the quantiles of few pictures

@@ -1,0 +1,1 @@
+"""What an active server gains: each manoeuvre measured by itself."""
