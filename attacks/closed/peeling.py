@@ -71,7 +71,9 @@ def read_bins(
         steep = read.gather(1, which[:, None])[:, 0] * scale[first + which]
         if not bool((steep > 0).all()):
             raise AttackError(f"the rows of {name} read no ruler: no imprint is in them.")
-        rows += uploaded(update, [f"{name}.mlp.fc1.weight"], "imprint")
+        (gradient,) = uploaded(update, [f"{name}.mlp.fc1.weight"], "imprint")
+        turns = weights[f"{name}.mlp.fc2.weight"][layout.sink].double().sign()
+        rows.append(gradient * turns[:, None])
         ruler.append(which)
         threshold.append(-bias / steep)
     above, of, at = torch.cat(rows), torch.cat(ruler), torch.cat(threshold)

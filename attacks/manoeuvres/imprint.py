@@ -45,11 +45,16 @@ from fedsim.core.observation import Public
 from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Upload
 
-SHARP = 1e6  # of a row: float32 tells no finer, and a hundredth of a bin is a thousand times wider
+_SHARP = 1e6  # of a row: the step is a thousandth of a bin wide, and float32 still tells it
+_SOFT = 1e5  # where weights are to hold still: less of a step's gradient reaches them
 _REACH = 0.1  # of a token's entries in the upload, where they are lifted
-_FAINT = 1e-9  # the gradient of a token, where it is to hold still
-_UNFELT = 1e-4  # what all the bins together may add to a token
-_UNHEARD = 5e-7  # and to the logits; so little that no part of the gradient is out of all size
+_UNFELT = 1e-3  # what the bins may add to a token, whose other coordinates are about 1
+_DRIFT = 1e-7  # relative: how far local steps may move a second layer; rows add hundreds of tokens
+_UNHEARD = 5e-7  # what they may add to the logits; more, and the gradient is out of all size
+_SPAN = 100.0  # the way along all rulers, generously: second layers take turns in sign
+_STEPS = 16  # of a client that goes over all it has, however much that is
+_LEAST = 1e-36  # delta: float32 ends at 1e-38
+_ADAM = 1e-8  # to gradients far below it, AdamW responds in proportion
 _PLACE, _PATCH, _PICTURE = 1.2, 0.35, 0.3  # what moves a ruler: half range, deviation, deviation
 _PICTURES = 48  # that the quantiles are taken over
 _JITTER = 0.03  # of the rulers' deviation: it smooths the quantiles of few pictures
@@ -176,23 +181,34 @@ def _noisy(model: nn.Module, public: Public) -> str:
 class _Weighing:
     """The sizes that the forward pass and the upload depend on (see the module)."""
 
+    sharp: float  # how steep a row is
     second: float  # a second layer's weights
     head: float  # the head's, and equally the last norm's scale
     row: float  # the one entry of a row
-    scale: float  # of the norm before it
 
     @classmethod
     def of(cls, writer: _Writer, public: Public, clients: int, still: bool) -> _Weighing:
-        rows, places = writer.rows, writer.layout.places
-        second = _UNFELT / (SHARP * rows)
-        felt = _UNHEARD / (SHARP * rows * places)  # delta, for a loss of one picture
-        gradient = _FAINT if still else felt / second  # of a token, in its sink
-        head = (gradient * writer.damping) ** 0.5
-        if still:
-            return cls(second, head, 1e-3, SHARP * 1e3)
-        step = public.protocol.lr if public.protocol.upload is Upload.DELTA else 1.0
-        scale = _REACH * public.batch_size * clients / (felt * step)
-        return cls(second, head, SHARP / scale, scale)
+        places, protocol = writer.layout.places, public.protocol
+        sharp = _SOFT if still else _SHARP
+        second = _UNFELT / (sharp * _SPAN)
+        if not still:
+            felt = _UNHEARD / (sharp * _SPAN * places)  # delta, for a loss of one picture
+            head = (felt / second * writer.damping) ** 0.5
+            step = protocol.lr if protocol.upload is Upload.DELTA else 1.0
+            scale = _REACH * public.batch_size * clients / (felt * step)
+            return cls(sharp, second, head, sharp / scale)
+        # A step moves a second layer by lr times the tokens' gradient times its input, about 2
+        # sharp; the gradient is a mean over pictures, and a sum over their places.
+        steps = public.local_steps or _STEPS
+        gradient = _DRIFT * second / (protocol.lr * steps * places * 2 * sharp)
+        if protocol.optimizer != "sgd":
+            gradient = max(gradient * _ADAM, _LEAST * public.batch_size / second)
+        return cls(sharp, second, (gradient * writer.damping) ** 0.5, 1e-3)
+
+    @property
+    def scale(self) -> float:
+        """Of the norm before a row."""
+        return self.sharp / self.row
 
 
 class _Writer:
@@ -314,8 +330,9 @@ class _Writer:
             rows = torch.arange(at, at + count)
             first.weight.zero_()
             first.weight[torch.arange(count), layout.rulers_at.start + rows % rulers] = weighing.row
-            first.bias.copy_(-SHARP * thresholds[rows])
-            block.mlp.fc2.weight[layout.sink] = weighing.second
+            first.bias.copy_(-weighing.sharp * thresholds[rows])
+            turns = 1 - 2 * (rows // rulers % 2)  # neighbours undo each other in the forward pass
+            block.mlp.fc2.weight[layout.sink] = weighing.second * turns
             block.norm2.weight.fill_(weighing.scale)
             block.norm2.weight[layout.witness] = 0
             block.norm2.bias[layout.witness] = weighing.scale
