@@ -20,7 +20,7 @@ from fedsim.attacks.manoeuvres.imprinting import CONSTANT, Layout, places_code
 from fedsim.core.errors import AttackError
 
 CLEAN = 0.05  # of a code's unit: how far a coordinate may lie from where it must
-_SIZE = 1e-3  # relative: how far a token's mean square may lie from one
+_SIZE = 2e-3  # relative: how far a token's mean square may lie from one
 _INSIDE = 2e-3  # in units of a normalised coordinate: how far a token may lie outside its bin
 _ALIKE = 0.05  # of the distance between two readings of one token, relative to its size
 

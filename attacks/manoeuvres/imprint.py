@@ -51,10 +51,11 @@ _REACH = 0.1  # of a token's entries in the upload, where they are lifted
 _UNFELT = 1e-3  # what the bins may add to a token, whose other coordinates are about 1
 _DRIFT = 1e-7  # relative: how far local steps may move a second layer; rows add hundreds of tokens
 _UNHEARD = 5e-7  # what they may add to the logits; more, and the gradient is out of all size
-_SPAN = 100.0  # the way along all rulers, generously: second layers take turns in sign
+_SPAN = 30.0  # the way along all rulers, generously: second layers take turns in sign
 _STEPS = 16  # of a client that goes over all it has, however much that is
-_LEAST = 1e-36  # delta: float32 ends at 1e-38
-_ADAM = 1e-8  # to gradients far below it, AdamW responds in proportion
+# AdamW responds in proportion to gradients far below its 1e-8, as those of the rows then are. The
+# second layers do move, so that the first step ends the bins: its batch is read, and no other.
+_FAINT = 1e-15
 _PLACE, _PATCH, _PICTURE = 1.2, 0.35, 0.3  # what moves a ruler: half range, deviation, deviation
 _PICTURES = 48  # that the quantiles are taken over
 _JITTER = 0.03  # of the rulers' deviation: it smooths the quantiles of few pictures
@@ -202,7 +203,7 @@ class _Weighing:
         steps = public.local_steps or _STEPS
         gradient = _DRIFT * second / (protocol.lr * steps * places * 2 * sharp)
         if protocol.optimizer != "sgd":
-            gradient = max(gradient * _ADAM, _LEAST * public.batch_size / second)
+            gradient = _FAINT
         return cls(sharp, second, (gradient * writer.damping) ** 0.5, 1e-3)
 
     @property

@@ -77,6 +77,8 @@ CASES = [
     Case("Ti/16 at 160, delta, lr .05, batch 8", TINY, 160, 8, delta(0.05)),
     Case("Ti/16 at 160, delta, 4 steps, 4 batches of 2", TINY, 160, 2, delta(0.05, 4), steps=4),
     Case("Ti/16 at 160, delta, 4 steps, 4 batches of 8", TINY, 160, 8, delta(0.05, 4), steps=4),
+    Case("Ti/16 at 160, AdamW, one step, batch 8", TINY, 160, 8,
+         delta(0.001, optimizer="adamw")),
     Case("Ti/16 at 160, AdamW, 4 steps, 4 batches of 2", TINY, 160, 2,
          delta(0.001, 4, optimizer="adamw"), steps=4),
     Case("S/16 at 224, batch 16", vit("small"), 224, 16),
