@@ -213,7 +213,7 @@ def merge(pictures: Sequence[Picture], others: Sequence[Picture]) -> int:
             if len(both) < _FEWEST:
                 continue
             apart = [picture.patches[at] - other.patches[at] for at in both]
-            if max(float(d.square().mean().sqrt()) for d in apart) > _AGREE:
+            if not all(float(d.square().mean().sqrt()) < _AGREE for d in apart):
                 continue
             new = {at: p for at, p in other.patches.items() if at not in picture.patches}
             picture.patches.update(new)

@@ -20,7 +20,10 @@ from fedsim.attacks.manoeuvres.imprinting import CONSTANT, Layout, places_code
 from fedsim.core.errors import AttackError
 
 CLEAN = 0.05  # of a code's unit: how far a coordinate may lie from where it must
-_SIZE = 2e-3  # relative: how far a token's mean square may lie from one
+# Relative: how far a token's mean square may lie from one. Readings that need more lenience wait
+# until the others are taken away, because a mixture of two that are alike lies near one as well.
+_SIZES = (1e-4, 5e-4, 2e-3)
+_ECHO = 0.3  # of a token: less than that in a bin, and the token is not in it
 _INSIDE = 2e-3  # in units of a normalised coordinate: how far a token may lie outside its bin
 _ALIKE = 0.05  # of the distance between two readings of one token, relative to its size
 
@@ -110,14 +113,14 @@ class Reader:
 
     def read(self) -> Tokens:
         """All tokens that come out."""
-        todo = torch.arange(len(self.bins.sums))
-        while len(todo):
-            bins, u, weight, place = self.alone(todo)
-            todo = self._take(bins, u, weight, place)
+        for lenience in _SIZES:
+            todo = torch.arange(len(self.bins.sums))
+            while len(todo):
+                todo = self._take(*self.alone(todo, lenience))
         size = CONSTANT / self.u[:, self.layout.constant]
         return Tokens(self.u * size[:, None], self.place, self.votes, self.weight, size)
 
-    def alone(self, which: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def alone(self, which: Tensor, lenience: float = _SIZES[-1]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of the bins ``which``, those that hold one token alone: bin, token (normalised), its
         weight, its place.
 
@@ -125,6 +128,7 @@ class Reader:
         zero, which tells the coordinate that the row itself reads; that must lie inside the bin.
         Its mean square must be one; for a mean of several tokens of one sign it is less. The
         constant gives its size: then the code must be a place's, and what is empty must be empty.
+        And it must be found along the other rulers too, of which an edge may hide one.
         """
         layout = self.layout
         heard = self.bins.sums[which, layout.witness] != 0
@@ -145,7 +149,7 @@ class Reader:
             unclean = (x[:, layout.code_at] - self.code[place]).abs().amax(1)
             square = u.square().mean(1) * (1 + self.eps / size.square())
             good = (size > 0) & (unclean < CLEAN) & (x[:, layout.sink].abs() < CLEAN)
-            good &= (square - 1).abs() < _SIZE
+            good &= (square - 1).abs() < lenience
             good &= (u[line, own] > self.low[some] - _INSIDE) & (
                 u[line, own] < self.high[some] + _INSIDE
             )
@@ -154,7 +158,24 @@ class Reader:
             empty = torch.zeros(0, dtype=torch.long)
             return empty, self.u[:0], self.weight[:0], empty
         bins, u, weight, place = (torch.cat(part) for part in zip(*found, strict=True))
-        return bins, u, weight, place
+        echoes = self._echoes(u, weight) >= self.layout.rulers - 1
+        return bins[echoes], u[echoes], weight[echoes], place[echoes]
+
+    def _echoes(self, u: Tensor, weight: Tensor) -> Tensor:
+        """Along how many rulers the bin of a token holds as much as it, or lies below them all."""
+        count = torch.zeros(len(u), dtype=torch.long)
+        least = _ECHO * weight.abs() * self.layout.width**0.5
+        for ruler in range(self.layout.rulers):
+            at = self._bin_of(u, ruler)
+            held = self.bins.sums[at.clamp(min=0)].norm(dim=1)
+            count += (at < 0) | (held > least)
+        return count
+
+    def _bin_of(self, u: Tensor, ruler: int) -> Tensor:
+        """The bin of each token along a ruler; -1 for one below all its thresholds."""
+        value = u[:, self.layout.rulers_at.start + ruler].contiguous()
+        at = torch.bucketize(value, self.bins.edges[ruler]) - 1
+        return torch.where(at < 0, -1, at + self.starts[ruler])
 
     def _take(self, bins: Tensor, u: Tensor, weight: Tensor, place: Tensor) -> Tensor:
         """Keep the new ones among these readings, empty the bins that showed them and take them
@@ -188,10 +209,9 @@ class Reader:
         changed = []
         scaled = u * weight[:, None]
         scaled[:, self.layout.witness] = weight
-        for ruler, edges in enumerate(self.bins.edges):
-            value = u[:, self.layout.rulers_at.start + ruler].contiguous()
-            at = torch.bucketize(value, edges) - 1 + self.starts[ruler]
-            inside = at >= self.starts[ruler]
+        for ruler in range(self.layout.rulers):
+            at = self._bin_of(u, ruler)
+            inside = at >= 0
             inside &= ~torch.tensor([b in s for b, s in zip(at.tolist(), shown, strict=True)])
             some = inside.nonzero()[:, 0]
             self.bins.sums.index_add_(0, at[some], scaled[some], alpha=-1)

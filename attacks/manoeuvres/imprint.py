@@ -57,6 +57,7 @@ _STEPS = 16  # of a client that goes over all it has, however much that is
 # second layers do move, so that the first step ends the bins: its batch is read, and no other.
 _FAINT = 1e-15
 _PLACE, _PATCH, _PICTURE = 1.2, 0.35, 0.3  # what moves a ruler: half range, deviation, deviation
+_APART = 100.0  # the size of a token of no patch: what its picture adds is nothing to it
 _PICTURES = 48  # that the quantiles are taken over
 _JITTER = 0.03  # of the rulers' deviation: it smooths the quantiles of few pictures
 
@@ -281,8 +282,8 @@ class _Writer:
 
         # Tokens of no patch lie below every threshold, so that no bin ever holds them.
         other = torch.zeros(layout.width)
-        other[rulers] = -1
-        other[:K] = layout.rulers / K
+        other[rulers] = -_APART
+        other[:K] = _APART * layout.rulers / K
         for token in (model.cls_token, model.reg_token):
             if token is not None:
                 token.copy_(other.expand_as(token))
