@@ -71,6 +71,8 @@ class ImprintLayer(Attack):
         progress(1, 1, None)
         blends = int((~possible[order]).sum())
         notes = [f"{int(heard.sum())} bins of {len(edges)} hold something"]
-        notes += [f"{blends} of {len(order)} are surely blends of several pictures"] if blends else []
+        notes += (
+            [f"{blends} of {len(order)} are surely blends of several pictures"] if blends else []
+        )
         notes.append("a bin with several pictures shows their blend, and mostly does not tell")
         return Reconstruction(images=images[order].clamp(0, 1).float(), notes=notes)

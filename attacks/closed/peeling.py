@@ -120,7 +120,9 @@ class Reader:
         size = CONSTANT / self.u[:, self.layout.constant]
         return Tokens(self.u * size[:, None], self.place, self.votes, self.weight, size)
 
-    def alone(self, which: Tensor, lenience: float = _SIZES[-1]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def alone(
+        self, which: Tensor, lenience: float = _SIZES[-1]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of the bins ``which``, those that hold one token alone: bin, token (normalised), its
         weight, its place.
 
@@ -130,14 +132,12 @@ class Reader:
         constant gives its size: then the code must be a place's, and what is empty must be empty.
         And it must be found along the other rulers too, of which an edge may hide one.
         """
-        layout = self.layout
-        heard = self.bins.sums[which, layout.witness] != 0
-        which = which[heard]
+        layout, sums = self.layout, self.bins.sums
+        which = which[self._readable(which)]
         found = []
         for some in which.split(4096):
-            sums = self.bins.sums[some]
-            weight = sums[:, layout.witness]
-            u = sums / weight[:, None]
+            weight = sums[some, layout.witness]
+            u = sums[some] / weight[:, None]
             u[:, layout.witness] = 0
             own = layout.rulers_at.start + self.ruler[some]
             line = torch.arange(len(some))
@@ -146,9 +146,8 @@ class Reader:
             size = CONSTANT / u[:, layout.constant]
             x = u * size[:, None]
             place = (x[:, layout.code_at] @ self.code.T).argmax(1)
-            unclean = (x[:, layout.code_at] - self.code[place]).abs().amax(1)
             square = u.square().mean(1) * (1 + self.eps / size.square())
-            good = (size > 0) & (unclean < CLEAN) & (x[:, layout.sink].abs() < CLEAN)
+            good = (size > 0) & (x[:, layout.sink].abs() < CLEAN)
             good &= (square - 1).abs() < lenience
             good &= (u[line, own] > self.low[some] - _INSIDE) & (
                 u[line, own] < self.high[some] + _INSIDE
@@ -160,6 +159,16 @@ class Reader:
         bins, u, weight, place = (torch.cat(part) for part in zip(*found, strict=True))
         echoes = self._echoes(u, weight) >= self.layout.rulers - 1
         return bins[echoes], u[echoes], weight[echoes], place[echoes]
+
+    def _readable(self, which: Tensor) -> Tensor:
+        """Whether a bin holds anything, and a code that is some place's: this settles most bins
+        by a few of their coordinates."""
+        layout, sums = self.layout, self.bins.sums
+        constant = sums[which, layout.constant]
+        codes = sums[:, layout.code_at][which] * (CONSTANT / constant)[:, None]
+        place = (codes @ self.code.T).argmax(1)
+        clean = (codes - self.code[place]).abs().amax(1) < CLEAN
+        return clean & (sums[which, layout.witness] != 0) & (constant != 0)
 
     def _echoes(self, u: Tensor, weight: Tensor) -> Tensor:
         """Along how many rulers the bin of a token holds as much as it, or lies below them all."""

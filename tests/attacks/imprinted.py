@@ -1,4 +1,4 @@
-"""A stage for the imprints: clients that were sent chosen weights, and what the server then sees."""
+"""A stage for the imprints: clients that were sent chosen weights, and what a server then sees."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ class Seen(View):
         return self.about
 
 
-def public_of(
-    model: ModelSpec = MODEL, train: TrainSpec | None = None, side: int = SIDE
-) -> Public:
+def public_of(model: ModelSpec = MODEL, train: TrainSpec | None = None, side: int = SIDE) -> Public:
     train = train or TrainSpec(batch_size=len(VICTIMS))
     return Public.of(Spec(data=DataSpec(image_size=side), model=model, train=train), CLASSES)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fedsim.attacks.closed.peeling import Tokens
 from fedsim.attacks.imprint import Picture, filled, gather, merge, read_update
 from fedsim.attacks.manoeuvres.imprint import ImprintWeights
 from fedsim.attacks.manoeuvres.imprinting import Layout, patch_basis
-from fedsim.attacks.closed.peeling import Tokens
 from fedsim.core.errors import AttackError
 from fedsim.core.learning import local_update
 from fedsim.core.metrics import psnr
@@ -104,7 +104,10 @@ def test_with_room_for_all_coefficients_the_pictures_are_exact() -> None:
 )
 def test_it_works_on_the_kin_of_the_plain_model(options: dict) -> None:
     images = batch()
-    assert_whole(played(ImprintWeights(), images, model=ModelSpec(options={**MODEL.options, **options})), images)
+    assert_whole(
+        played(ImprintWeights(), images, model=ModelSpec(options={**MODEL.options, **options})),
+        images,
+    )
 
 
 def test_no_pictures_of_the_servers_own_are_needed() -> None:
