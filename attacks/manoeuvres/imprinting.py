@@ -23,10 +23,14 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+import timm.models.vision_transformer as timm_vit
 import torch
-from torch import Tensor
+from timm.layers import DropPath, Mlp, PatchDropout
+from torch import Tensor, nn
 
-from fedsim.core.errors import AttackError, SpecError
+from fedsim.core.errors import AttackError, ModelError, SpecError
+from fedsim.core.models import vit_parts
+from fedsim.core.observation import Public
 
 CONSTANT = 4.0  # of comparable size to all the rest of a token
 AMPLITUDE = 0.1  # of the pixels' coefficients: a token's size then depends little on its patch
@@ -193,3 +197,59 @@ def imagined_pictures(count: int, size: int, coin: torch.Generator) -> Tensor:
             shading = (slope - 0.5) * (at[None] - x * size) / size
             picture.copy_(torch.where(disc, colour + shading + rough**2 * grain, picture))
     return pictures.clamp_(0, 1)
+
+
+def check_transformer(model: nn.Module, public: Public) -> None:
+    """Raise for a model whose tokens would not come through as they are written."""
+    kind = type(model).__name__
+    try:
+        parts = vit_parts(model)
+    except ModelError as error:
+        raise SpecError(f"imprint needs a Vision Transformer: {error}") from error
+    if not isinstance(model, timm_vit.VisionTransformer) or hasattr(model, "dist_token"):
+        reason = f"a {kind} is not timm's plain VisionTransformer"
+    elif parts.position is None:
+        reason = "it has no learnable position embedding to write places into"
+    elif model.get_parameter(parts.patch_weight).shape[1] != 3:
+        reason = "its pictures do not have three channels"
+    elif model.global_pool not in ("token", "avg"):
+        reason = f"it pools by '{model.global_pool}', which does not reach every patch"
+    elif len(model.blocks) < (2 if model.global_pool == "token" else 1):
+        reason = "one block cannot both sort the tokens and read them"
+    elif not isinstance(model.patch_embed.norm, nn.Identity):
+        reason = "it has a norm inside the patch embedding"
+    else:
+        reason = next((w for b in model.blocks if (w := _unlike(b))), "")
+        reason = reason or _noisy(model, public)
+    if reason:
+        raise SpecError(f"imprint cannot work on this model: {reason}; take a plain timm ViT.")
+
+
+def _unlike(block: Any) -> str:
+    """How a block differs from the one that can be written; nothing where it does not."""
+    if type(block) is not timm_vit.Block or type(block.attn) is not timm_vit.Attention:
+        return f"its blocks are {type(block).__name__}s"
+    if type(block.mlp) is not Mlp or not isinstance(block.mlp.norm, nn.Identity):
+        return "its MLPs are not two plain layers"
+    if not (isinstance(block.mlp.fc1, nn.Linear) and block.mlp.fc1.bias is not None):
+        return "its MLPs have no bias to hold a threshold"
+    if not isinstance(block.attn.norm, nn.Identity) or getattr(block.attn, "gate", None):
+        return "its attention is normed or gated"
+    norms = (block.norm1, block.norm2)
+    if not all(isinstance(n, nn.LayerNorm) and n.bias is not None for n in norms):
+        return "its norms are no LayerNorms with scale and bias"
+    far = torch.tensor([-1e4, 1e4], requires_grad=True)
+    slopes = torch.autograd.grad(block.mlp.act(far).sum(), far)[0]
+    if not torch.allclose(slopes, torch.tensor([0.0, 1.0]), atol=1e-6):
+        return f"its activation {type(block.mlp.act).__name__} is no smooth step from 0 to 1"
+    return ""
+
+
+def _noisy(model: nn.Module, public: Public) -> str:
+    """What a training pass drops at random; nothing in eval mode, or where all rates are 0."""
+    if public.protocol.mode != "train":
+        return ""
+    rates = [float(m.p) for m in model.modules() if isinstance(m, nn.Dropout)]
+    rates += [float(m.drop_prob or 0) for m in model.modules() if isinstance(m, DropPath)]
+    rates += [float(m.prob) for m in model.modules() if isinstance(m, PatchDropout)]
+    return "it drops parts at random in training" if any(rates) else ""

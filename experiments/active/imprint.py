@@ -6,8 +6,8 @@ Every victim of one class, untrained timm models, quantiles from other pictures 
 unless a row says otherwise. PICTURES is a tree of class/picture; without it, the photos that come
 with scikit-image, which repeat themselves. *patches*: read, of all; *right*: of those read, in the
 right picture and place; *ceiling*: the least PSNR that any reading could have, as some coefficients
-of a patch find no room in a token; *seconds*: of processor time, for the client's gradient and for
-the decoding, beside the client's gradient with honest weights.
+of a patch find no room in a token; *seconds*: of processor time, for the client's update and for
+the decoding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,7 +155,7 @@ def _mean_in_fixed_point(updates: Sequence[Update]) -> Update:
         name: sum((u.tensors[name].double() / FIXED_POINT).round() for u in updates)
         for name in updates[0].tensors
     }
-    mean = {n: (t * FIXED_POINT / len(updates)).float() for n, t in total.items()}  # type: ignore[union-attr, operator]
+    mean = {n: (t * FIXED_POINT / len(updates)).float() for n, t in total.items()}  # type: ignore[union-attr]
     return replace(updates[0], tensors=mean)
 
 
@@ -226,15 +226,7 @@ def _right(pictures: Sequence[Picture], truth: Tensor, basis: Tensor) -> tuple[i
     return right, whose
 
 
-def honest_seconds(case: Case, victims: Tensor) -> float:
-    model = build_model(case.model, image_size=case.side, num_classes=CLASSES, seed=0)
-    public = Public.of(Spec(data=DataSpec(image_size=case.side)), CLASSES)
-    start = time.process_time()
-    local_update(model, _batches(victims, 1), public.protocol)
-    return time.process_time() - start
-
-
-def main(load: Callable[[DataSpec, str], Any] = load_images) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--path", help="a tree of class/picture")
     parser.add_argument("--only", nargs="*", default=[], help="rows whose name has one of these")
@@ -248,7 +240,7 @@ def main(load: Callable[[DataSpec, str], Any] = load_images) -> None:
     for case in CASES:
         if options.only and not any(word in case.name for word in options.only):
             continue
-        images = load(data.model_copy(update={"image_size": case.side}), "train")
+        images = load_images(data.model_copy(update={"image_size": case.side}), "train")
         wanted = SURROGATE + case.batch * case.clients * case.steps
         coin = torch.Generator().manual_seed(0)
         rows = torch.randperm(len(images), generator=coin)[:wanted].tolist()
