@@ -33,6 +33,7 @@ from fedsim.core.models import VitParts
 from fedsim.core.spec import Upload
 
 _SAME = 0.06  # the distance of two signatures of one picture; those of two are about 1.5 apart
+_FINEST = 1e-3  # the same, where pictures are so much alike that more would confuse them
 _FEWEST = 3  # tokens that make a picture, lest a mixture that passed for a token makes one
 _AGREE = 0.05  # root mean square, of a patch in two rounds, as the model sees it
 _SWEEPS = 100  # of the filling: a patch is some 16 pixels wide
@@ -167,24 +168,37 @@ def gather(
 ) -> Reading:
     """Tokens that share a signature make a picture. Of two that claim one place, the one that more
     bins showed is believed, and none where they are even."""
-    left = torch.arange(len(tokens.place))
     pictures, unplaced = [], 0
-    while len(left):
-        centre = signature[left[0]]
-        for _ in range(2):  # from one token to the middle of those around it
-            near = (signature[left] - centre).norm(dim=1) < _SAME
-            centre = signature[left[near]].median(0).values
-        near[0] = True  # whatever the middle has become, this one is done with
-        mine, left = left[near], left[~near]
+    for mine in _groups(torch.arange(len(tokens.place)), signature, tokens.place, _SAME):
         best = _undisputed(mine, tokens)
         unplaced += len(mine) - len(best)
         if len(best) < fewest:
             unplaced += len(best)
             continue
         found = {int(tokens.place[i]): patches[i] for i in best}
+        centre = signature[mine].median(0).values
         pictures.append(Picture(centre, found, float(weight[best].median())))
     pictures.sort(key=lambda picture: -len(picture.patches))
     return Reading(pictures, unplaced)
+
+
+def _groups(left: Tensor, signature: Tensor, place: Tensor, radius: float) -> list[Tensor]:
+    """Tokens whose signatures lie together. Where two or more places are claimed twice, the group
+    holds pictures that are much alike, and is taken apart more finely."""
+    groups = []
+    while len(left):
+        centre = signature[left[0]]
+        for _ in range(2):  # from one token to the middle of those around it
+            near = (signature[left] - centre).norm(dim=1) < radius
+            centre = signature[left[near]].median(0).values
+        near[0] = True  # whatever the middle has become, this one is done with
+        mine, left = left[near], left[~near]
+        twice = len(mine) - len(place[mine].unique())
+        if twice > 1 and radius > _FINEST:
+            groups += _groups(mine, signature, place, radius / 4)
+        else:
+            groups.append(mine)
+    return groups
 
 
 def _undisputed(mine: Tensor, tokens: Tokens) -> list[int]:

@@ -25,7 +25,7 @@ CLEAN = 0.05  # of a code's unit: how far a coordinate may lie from where it mus
 _SIZES = (1e-4, 5e-4, 2e-3)
 _ECHO = 0.3  # of a token: less than that in a bin, and the token is not in it
 _INSIDE = 2e-3  # in units of a normalised coordinate: how far a token may lie outside its bin
-_ALIKE = 0.05  # of the distance between two readings of one token, relative to its size
+_ALIKE = 5e-3  # relative: two readings of one token are not further apart
 
 
 @dataclass

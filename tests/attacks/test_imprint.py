@@ -217,6 +217,27 @@ def test_tokens_that_claim_one_place_are_told_apart_by_their_votes() -> None:
     assert gather(even, torch.zeros(4, 3), patches, one, fewest=3).pictures == []
 
 
+def test_pictures_with_nearly_one_signature_are_still_two() -> None:
+    places = torch.arange(8) % 4
+    one = torch.ones(8, dtype=torch.float64)
+    tokens = Tokens(torch.zeros(8, 2), places, torch.ones(8, dtype=torch.long), one, one)
+    signature = torch.zeros(8, 3)
+    signature[4:] = 0.02
+    patches = torch.arange(8.0)[:, None]
+    first, second = gather(tokens, signature, patches, one, fewest=3).pictures
+    assert {float(p) for p in first.patches.values()} == {0, 1, 2, 3}
+    assert {float(p) for p in second.patches.values()} == {4, 5, 6, 7}
+
+
+def test_pictures_that_are_much_alike_are_not_confused() -> None:
+    images = batch()
+    images[1] = images[0] * 0.97
+    view = played(ImprintWeights(), images)
+    read, right = patches_right(view, images)
+    assert read > 56
+    assert right == read
+
+
 def test_pictures_that_differ_where_both_were_read_are_not_merged() -> None:
     dark = {at: torch.zeros(3) for at in range(4)}
     mine = Picture(torch.zeros(1), dict(dark), 1.0)
