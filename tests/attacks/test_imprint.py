@@ -179,21 +179,20 @@ def test_what_is_read_of_a_crowd_is_right_and_what_is_not_is_marked() -> None:
 
 
 def test_what_one_round_left_out_is_taken_from_an_earlier_one() -> None:
-    images, _ = photos(SIDE, range(0, 240, 24))
-    narrow = ModelSpec(options={**MODEL.options, "depth": 2, "mlp_ratio": 4.0})
-    train = TrainSpec(batch_size=len(images))
-    manoeuvre, views = ImprintWeights(), {}
-    for number in (1, 2, 3):
-        brief = brief_of(manoeuvre, public_of(narrow, train), round_=number)
+    images, manoeuvre, views = batch(), ImprintWeights(), {}
+    for number in (1, 2):
+        brief = brief_of(manoeuvre, public_of(), round_=number)
         tampered = manoeuvre.tamper(brief)
         labels = torch.full((len(images),), 3)
         update = local_update(loaded(brief, tampered), [(images, labels)], brief.public.protocol)
         views[number] = view_of(brief, tampered, update, dict(views))
-    alone, together = decoded(views[3], rounds=1), decoded(views[3])
+    update.tensors["blocks.0.mlp.fc1.weight"][150:250] = 0  # some bins are lost on the way
+    alone, together = decoded(views[2], rounds=1), decoded(views[2])
     assert alone.loss is not None
-    assert together.loss is not None
-    assert together.loss < 0.5 * alone.loss
-    assert any("earlier rounds" in note for note in together.notes)
+    assert alone.loss > 0.05
+    assert together.loss == 0
+    assert any("1 earlier rounds" in note for note in together.notes)
+    assert min(best(images, together.images)) > min(best(images, alone.images)) + 3
 
 
 def test_a_mixture_of_two_tokens_is_not_claimed() -> None:
