@@ -30,6 +30,8 @@ ATTACKS: dict[str, str] = {
     "grad_inversion": "fedsim.attacks.grad_inversion:GradInversion",
     "gradvit": "fedsim.attacks.gradvit:GradVit",
     "idlg": "fedsim.attacks.idlg:IDlg",
+    "imprint": "fedsim.attacks.imprint:Imprint",
+    "imprint_layer": "fedsim.attacks.imprint_layer:ImprintLayer",
     "inverting_gradients": "fedsim.attacks.inverting_gradients:InvertingGradients",
     "joint": "fedsim.attacks.joint:Joint",
     "patch_solve": "fedsim.attacks.patch_solve:PatchSolve",
