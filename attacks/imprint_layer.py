@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedsim.attacks.closed import uploaded
-from fedsim.attacks.manoeuvres.imprint_layer import FIRST
 from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.errors import AttackError
+from fedsim.core.imprinted import FIRST
 from fedsim.core.knowledge import View
 
 _HEARD = 1e-4  # of the loudest bin: what is fainter is rounding

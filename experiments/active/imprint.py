@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from fedsim.core.manoeuvre import Brief, Tampered
 from fedsim.core.metrics import psnr
 from fedsim.core.models import build_model, vit_parts
 from fedsim.core.observation import Observation, Public
+from fedsim.core.sent import Chosen
 from fedsim.core.spec import DataSpec, ModelSpec, Spec, TrainSpec, Upload
 
 CLASSES = 1000
@@ -87,21 +88,11 @@ CASES = [
 ]  # fmt: skip
 
 
-class Seen(View):
-    """A view of an observation whose weights were chosen."""
-
-    about: Mapping[str, Any] = {}
-
-    @property
-    def chosen(self) -> Mapping[str, Any]:
-        return self.about
-
-
 @dataclass
 class Played:
     """One case, played: the last round's view, and what the clients and the server took."""
 
-    view: Seen
+    view: View
     tampered: Tampered
     client: float
     loss: float
@@ -118,7 +109,7 @@ def play(case: Case, victims: Tensor, surrogate: Tensor) -> Played:
         return build_model(case.model, image_size=case.side, num_classes=CLASSES, seed=0)
 
     honest = fresh().state_dict()
-    views: dict[tuple[int, int], Seen] = {}
+    views: dict[tuple[int, int], View] = {}
     spent = 0.0
     for number in range(1, case.rounds + 1):
         cohort = tuple(range(case.clients))
@@ -136,11 +127,11 @@ def play(case: Case, victims: Tensor, surrogate: Tensor) -> Played:
         spent = time.process_time() - start
         update = updates[0] if case.clients == 1 else _mean_in_fixed_point(updates)
         shown = replace(public, batch_size=case.batch * case.clients)
-        seen = Observation(number, 0, weights, update, shown)
-        grants = THREATS["G"].grants | {"tampering"}
+        chosen = Chosen(manoeuvre={"name": "imprint"}, about=tampered.about)
+        seen = Observation(number, 0, weights, update, shown, chosen=chosen)
+        grants = THREATS["G"].grants
         traffic = Traffic(tuple(views), lambda r, c: views[r, c])
-        view = Seen(seen, grants, Announced(fresh), traffic=lambda t=traffic: t)  # type: ignore[misc]
-        view.about = tampered.about
+        view = View(seen, grants, Announced(fresh), traffic=lambda t=traffic: t)  # type: ignore[misc]
         views[number, 0] = view
     norm = sum(float(t.norm()) ** 2 for t in update.tensors.values()) ** 0.5
     return Played(view, tampered, spent, update.loss, norm)
@@ -202,7 +193,7 @@ def _patches(images: Tensor, patch: tuple[int, int]) -> Tensor:
     return F.unfold(images, patch, stride=patch).mT
 
 
-def _read(view: Seen, rounds: int, most: int) -> list[Picture]:
+def _read(view: View, rounds: int, most: int) -> list[Picture]:
     """What the attack reads, patch by patch."""
     model = view.model()
     parts = vit_parts(model)

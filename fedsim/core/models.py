@@ -21,9 +21,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import fedsim.core.convnet  # noqa: F401  registers our own small network with timm
 from fedsim.core.errors import ModelError, did_you_mean
 from fedsim.core.files import named_in_utf8
+from fedsim.core.imprinted import Imprinted
 from fedsim.core.spec import ModelSpec
 
-PLAIN_FIRST_BLOCK = "plain_first_block"  # an option of ours, beside timm's
+# Options of ours, beside timm's.
+PLAIN_FIRST_BLOCK = "plain_first_block"
+IMPRINT_LAYER = "imprint_layer"  # how many bins
 # Options by which timm would open files and addresses: those are for model.checkpoint and
 # model.pretrained to name, and an observation names neither.
 OPENING = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "pretrained")
@@ -52,6 +55,9 @@ def build_model(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int
             )
     options: dict[str, Any] = {"num_classes": num_classes, **spec.options}
     plain = bool(options.pop(PLAIN_FIRST_BLOCK, False))
+    bins = options.pop(IMPRINT_LAYER, None)
+    if bins is not None and (not isinstance(bins, int) or isinstance(bins, bool) or bins < 2):
+        raise ModelError(f"model.options.{IMPRINT_LAYER} is a number of bins, two or more.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -67,6 +73,10 @@ def build_model(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int
         use_plain_first_block(model)
     if spec.checkpoint:
         load_checkpoint(model, Path(spec.checkpoint))
+    if bins is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = Imprinted(model, image_size, bins)
     return model
 
 

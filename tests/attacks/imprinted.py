@@ -16,23 +16,13 @@ from fedsim.core.learning import Update, local_update
 from fedsim.core.manoeuvre import Brief, Manoeuvre, Tampered
 from fedsim.core.models import build_model
 from fedsim.core.observation import Observation, Public
+from fedsim.core.sent import Chosen
 from fedsim.core.spec import DataSpec, ModelSpec, Spec, TrainSpec
 from tests.staging import CPU, photos
 
 SIDE, CLASSES = 32, 8
 MODEL = ModelSpec(options={"patch_size": 8, "depth": 3, "embed_dim": 96, "num_heads": 3})
 VICTIMS, OWNED = [70, 10, 130, 200], list(range(20, 60, 4))
-GRANTS = THREATS["F"].grants | {"tampering"}
-
-
-class Seen(View):
-    """A view of an observation whose weights were chosen."""
-
-    about: Mapping[str, Any] = {}
-
-    @property
-    def chosen(self) -> Mapping[str, Any]:
-        return self.about
 
 
 def public_of(model: ModelSpec = MODEL, train: TrainSpec | None = None, side: int = SIDE) -> Public:
@@ -50,8 +40,7 @@ def brief_of(
 ) -> Brief:
     def fresh() -> nn.Module:
         spec = ModelSpec.model_validate(public.architecture)
-        model = build_model(spec, image_size=public.image_size, num_classes=CLASSES, seed=0)
-        return manoeuvre.prepare_model(model)
+        return build_model(spec, image_size=public.image_size, num_classes=CLASSES, seed=0)
 
     owned = photos(public.image_size, OWNED)[0] if surrogate else None
     weights = fresh().state_dict()
@@ -66,19 +55,18 @@ def loaded(brief: Brief, tampered: Tampered) -> nn.Module:
 
 def view_of(
     brief: Brief, tampered: Tampered, update: Update, traffic: Mapping[int, View] | None = None
-) -> Seen:
+) -> View:
     weights = {**brief.weights, **tampered.changed}
     public = replace(brief.public, batch_size=brief.public.batch_size * len(brief.cohort))
     earlier = traffic or {}
     channel = Traffic(tuple((r, 0) for r in earlier), lambda r, c: earlier[r])
-    view = Seen(
-        Observation(brief.round, 0, weights, update, public),
-        GRANTS,
+    chosen = Chosen(manoeuvre={"name": "imprint"}, about=tampered.about)
+    return View(
+        Observation(brief.round, 0, weights, update, public, chosen=chosen),
+        THREATS["F"].grants,
         Announced(brief.model),
         traffic=lambda: channel,
     )
-    view.about = tampered.about
-    return view
 
 
 def played(
@@ -90,7 +78,7 @@ def played(
     train: TrainSpec | None = None,
     steps: int = 1,
     **options: Any,
-) -> Seen:
+) -> View:
     """One client's round, and what the server sees of it."""
     train = train or TrainSpec(batch_size=len(images))
     brief = brief_of(manoeuvre, public_of(model, train, images.shape[-1]), **options)

@@ -13,6 +13,7 @@ from fedsim.attacks.imprint import Picture, filled, gather, merge, read_update
 from fedsim.attacks.manoeuvres.imprint import ImprintWeights
 from fedsim.attacks.manoeuvres.imprinting import Layout, patch_basis
 from fedsim.core.errors import AttackError
+from fedsim.core.knowledge import View
 from fedsim.core.learning import local_update
 from fedsim.core.metrics import psnr
 from fedsim.core.models import vit_parts
@@ -21,7 +22,6 @@ from tests.attacks.imprinted import (
     MODEL,
     SIDE,
     VICTIMS,
-    Seen,
     brief_of,
     decoded,
     loaded,
@@ -44,7 +44,7 @@ def best(images: torch.Tensor, found: torch.Tensor) -> list[float]:
     return [float(psnr(image.expand_as(found), found).max()) for image in images]
 
 
-def ceiling(view: Seen, images: torch.Tensor) -> list[float]:
+def ceiling(view: View, images: torch.Tensor) -> list[float]:
     """What any reading could have at best: some coefficients find no room in a token."""
     layout = Layout.told(view.about)
     basis = patch_basis(*layout.patch)[: layout.pixels].float()
@@ -54,7 +54,7 @@ def ceiling(view: Seen, images: torch.Tensor) -> list[float]:
     return psnr(images, (room / 2 + 0.5).clamp(0, 1)).tolist()
 
 
-def assert_whole(view: Seen, images: torch.Tensor, short: float = 0.5) -> None:
+def assert_whole(view: View, images: torch.Tensor, short: float = 0.5) -> None:
     """Every picture, as well as a token has room for."""
     found = decoded(view)
     assert len(found.images) == len(images)
@@ -64,7 +64,7 @@ def assert_whole(view: Seen, images: torch.Tensor, short: float = 0.5) -> None:
     assert "0 tokens could not be placed" in found.notes
 
 
-def patches_right(view: Seen, images: torch.Tensor) -> tuple[int, int]:
+def patches_right(view: View, images: torch.Tensor) -> tuple[int, int]:
     """Patches read, and those that are in the right place of one true picture."""
     layout = Layout.told(view.about)
     basis = patch_basis(*layout.patch)[: layout.pixels]
@@ -160,7 +160,7 @@ def test_labels_are_told_picture_by_picture() -> None:
     assert found.labels.tolist() == labels[whose].tolist()
 
 
-def crowded() -> tuple[Seen, torch.Tensor]:
+def crowded() -> tuple[View, torch.Tensor]:
     """More tokens than a narrow model's bins can take apart."""
     images, _ = photos(SIDE, range(0, 240, 10))
     narrow = ModelSpec(options={**MODEL.options, "depth": 2, "mlp_ratio": 4.0})
