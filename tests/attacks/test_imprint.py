@@ -46,7 +46,7 @@ def best(images: torch.Tensor, found: torch.Tensor) -> list[float]:
 
 def ceiling(view: View, images: torch.Tensor) -> list[float]:
     """What any reading could have at best: some coefficients find no room in a token."""
-    layout = Layout.told(view.about)
+    layout = Layout.told(view.chosen)
     basis = patch_basis(*layout.patch)[: layout.pixels].float()
     coefficients = F.unfold(2 * images - 1, layout.patch, stride=layout.patch).mT @ basis.T
     shape, patch = images.shape[-2:], layout.patch
@@ -66,7 +66,7 @@ def assert_whole(view: View, images: torch.Tensor, short: float = 0.5) -> None:
 
 def patches_right(view: View, images: torch.Tensor) -> tuple[int, int]:
     """Patches read, and those that are in the right place of one true picture."""
-    layout = Layout.told(view.about)
+    layout = Layout.told(view.chosen)
     basis = patch_basis(*layout.patch)[: layout.pixels]
     truth = F.unfold((2 * images - 1).double(), layout.patch, stride=layout.patch).mT @ basis.T
     model = view.model()
