@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -142,7 +142,7 @@ class Reading:
 
 def read_update(view: View, model: nn.Module, parts: VitParts) -> Reading:
     """The pictures behind one update, patch by patch."""
-    chosen: Any = getattr(view, "chosen", None) or {}
+    chosen = view.chosen
     layout = Layout.told(chosen)
     width = model.get_parameter(parts.patch_weight).shape[0]
     if (layout.width, layout.grid, layout.patch) != (width, parts.grid, parts.patch_size):

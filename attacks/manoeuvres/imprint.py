@@ -67,6 +67,7 @@ class ImprintWeights(Manoeuvre):
     default, where there are several."""
 
     uses: ClassVar[frozenset[str]] = frozenset({"surrogate"})
+    alike: ClassVar[bool] = True
 
     rulers: Annotated[int, Field(ge=2, le=32)] = 6
     hold_still: bool | None = None
