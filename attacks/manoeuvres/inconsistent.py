@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import nn
 
 from fedsim.attacks.manoeuvres import create_manoeuvre
-from fedsim.attacks.manoeuvres.reading import clients_behind, scaled, without_head
+from fedsim.attacks.manoeuvres.reading import clients_behind, is_silent, scaled, without_head
 from fedsim.core.errors import ModelError, SpecError
 from fedsim.core.manoeuvre import Brief, Isolated, Manoeuvre, Memory, Sighting, Tampered
 from fedsim.core.models import head_names
@@ -112,6 +112,10 @@ class Inconsistent(Manoeuvre):
         if behind == 1:
             return lure.isolate(seen) if lure else None
         own = self._victims(seen)
+        if is_silent(own.update.tensors):
+            return Isolated(
+                own.update, 0, None, 0.0, f"client {victim} sent nothing, or stayed away"
+            )
         words = f"of client {victim} alone, of the {behind} behind the sum"
         if own.update.kind is Upload.DELTA and (seen.public.local_steps or 2) > 1:
             words += "; over several local steps the others' heads leave zero, and are faint beside"

@@ -59,6 +59,13 @@ def test_the_class_of_another_client_is_not_taken_for_the_victims() -> None:
     assert isolated.pictures == 0
 
 
+def test_a_victim_that_stayed_away_leaves_nothing() -> None:
+    stage = Stage(Inconsistent(victim=9), defenses=SUMS)
+    isolated = stage.manoeuvre.isolate(stage.play_sum(COHORT)[0])
+    assert isolated.pictures == 0
+    assert "stayed away" in isolated.words
+
+
 def test_victims_are_taken_in_turn() -> None:
     stage = Stage(Inconsistent())
     briefs = [stage.brief(round_, client=4, cohort=(2, 4, 7)) for round_ in range(1, 5)]
