@@ -554,3 +554,26 @@ def test_a_killed_deployment_goes_on_and_every_client_can_be_replayed(tmp_path: 
     assert {file: file.stat().st_mtime_ns for file in (root / "nodes").glob("*/data/*")} == dealt
     assert list(run.rounds["round"]) == [1, 2, 3]
     assert_scored_apart(run, plan_deployment(root, 2, None))
+
+
+@pytest.mark.slow
+def test_a_deployed_server_fishes_and_its_clients_notice(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree")
+    spec = small_spec(
+        *("data.clients=4", "train.clients_per_round=4", "train.rounds=2", "train.batch_size=4"),
+        *("data.name=imagefolder", f"data.path={tree}", "audit.gallery=0", "threat=F"),
+        *("server.manoeuvre={name: fishing}", "guards=[{name: weight_check}, {name: same_model}]"),
+    )
+    done = deploy(spec, tmp_path / "d")
+    assert_none_alive(str(tmp_path))
+    run = Run.open(done.run)
+    scored = gather(run, [node.vault for node in done.nodes], done.scored)
+    conclude(scored)
+    assert scored.scores["canary"].max() < 1e-4
+    claimed = scored.scores[(scored.scores["attack"] == "patch_solve") & scored.scores["claimed"]]
+    alone = claimed[claimed.groupby(["round", "client"])["image"].transform("count") == 1]
+    assert len(alone)
+    assert float(alone["psnr"].min()) > 60
+    weights, same = scored.summary["noticed"]["guards"]
+    assert weights["noticed"] == weights["tampered"] == 8
+    assert same["noticed"] == 0, "on machines of their own, clients cannot talk to each other"
