@@ -118,7 +118,7 @@ def deal(spec: Spec, folders: Sequence[Path]) -> None:
 def open_holding(folder: Path, spec: Spec, client: int) -> Holding:
     """What was dealt to a client, read picture by picture."""
     try:
-        tensors, metadata = read_tensors(folder / HOLDING)
+        tensors, metadata = read_tensors(folder / HOLDING, links=True)
         about = _About.model_validate_json(metadata["about"])
         indices = tensors["indices"].numpy()
         parts = {
@@ -158,7 +158,7 @@ def write_public(path: Path, spec: Spec) -> None:
 def read_public(path: Path, spec: Spec) -> int:
     """How many classes there are."""
     try:
-        public = _Public.model_validate(read_json(path))
+        public = _Public.model_validate(read_json(path, links=True))
     except FileNotFoundError:
         raise DataError(f"there is no '{path}'; `fedsim deal` writes it.") from None
     except (DamagedError, ValidationError) as error:
