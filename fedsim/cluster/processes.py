@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 LOOPBACK = "127.0.0.1"
+LARGEST = 2**31 - 1  # a number of a process
 DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
@@ -33,9 +34,14 @@ class Child:
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Child:
-        """A child that was written down."""
-        moment = told["began"]
-        return cls(int(told["pid"]), None if moment is None else float(moment))
+        """A child that was written down; a ValueError, KeyError or TypeError where none was.
+
+        Numbers below two are no child's, and to whoever sends a signal some of them are all.
+        """
+        pid, moment = told["pid"], told["began"]
+        if isinstance(pid, bool | float) or not 1 < int(pid) <= LARGEST:
+            raise ValueError(f"{pid} is no child")
+        return cls(int(pid), None if moment is None else float(moment))
 
     @property
     def lives(self) -> bool:
