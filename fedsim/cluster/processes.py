@@ -20,6 +20,8 @@ from typing import Any
 
 import psutil
 
+from fedsim.cluster.bound import bound
+
 LOOPBACK = "127.0.0.1"
 LARGEST = 2**31 - 1  # a number of a process
 DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -50,11 +52,15 @@ class Child:
         return now is not None and self.began is not None and abs(now - self.began) < 5
 
 
-def spawn(command: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; all it says goes into ``log``."""
+def spawn(
+    command: list[str], log: Path, environment: Mapping[str, str], *, outlives: bool = True
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; all it says goes into ``log``. One that ``outlives``
+    this process stays up when that is killed; another ends with it, where the system can do
+    that."""
     with log.open("wb") as sink:
         return subprocess.Popen(
-            command,
+            command if outlives else bound(command),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
