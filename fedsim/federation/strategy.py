@@ -25,7 +25,13 @@ from fedsim.core.observation import Public
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
 from fedsim.federation.admission import Admission, fits
-from fedsim.federation.aggregation import CohortSum, Reply, masking, refuse_too_few
+from fedsim.federation.aggregation import (
+    CohortSum,
+    Reply,
+    masking,
+    refuse_counters,
+    refuse_too_few,
+)
 from fedsim.federation.checkpoint import (
     Checkpoint,
     held_by,
@@ -92,6 +98,7 @@ class AdversarialStrategy(Strategy):
         missing = self.spec.train.rounds - self.rounds_done
         if missing <= 0:
             return
+        refuse_counters(self.inner, initial)
         self.admission = Admission(self.spec, self.run, self.public, initial)
         pace = self._pace or Pace.of(self.spec, self.run)
         self.grid = StreamingGrid(grid, self.stop, pace, self._revived, elsewhere=self.run.deployed)
