@@ -54,7 +54,8 @@ class AdversarialStrategy(Strategy):
     """The outermost strategy: captures every reply, then lets ``inner`` aggregate.
 
     ``rounds`` are those whose observations it keeps, the audited ones by default; with ``capture``
-    False it keeps none, like a plain server. No reply, whatever is in it, ends a round: one that
+    False it keeps none, like a plain server. ``tested`` is the size of the test set, for a server
+    that has no data set to count in. No reply, whatever is in it, ends a round: one that
     `Admission` does not let in is told and left out.
     """
 
@@ -72,13 +73,14 @@ class AdversarialStrategy(Strategy):
         on_committed: Callable[[int], None] = lambda round_: None,
         stop: threading.Event | None = None,
         pace: Pace | None = None,
+        tested: int | None = None,
     ):
         self.inner, self.spec, self.run, self.public = inner, spec, run, public
         self.recorder = Recorder(run, public, rounds or spec.audited_rounds if capture else [])
         self.on_observation, self.on_round = on_observation, on_round
         self.on_committed = on_committed
         self.stop = stop or threading.Event()
-        self._pace = pace
+        self._pace, self._tested = pace, tested
         self.mask = masking(spec)
         rows, self._arrays, self._restored = read_checkpoint(run)
         self.log = RoundLog(rows)
@@ -99,7 +101,7 @@ class AdversarialStrategy(Strategy):
         if missing <= 0:
             return
         refuse_counters(self.inner, initial)
-        self.admission = Admission(self.spec, self.run, self.public, initial)
+        self.admission = Admission(self.spec, self.run, self.public, initial, tested=self._tested)
         pace = self._pace or Pace.of(self.spec, self.run)
         self.grid = StreamingGrid(grid, self.stop, pace, self._revived, elsewhere=self.run.deployed)
         self.roster.meet(self.grid, self.spec.train.timeout)
@@ -253,6 +255,8 @@ class AdversarialStrategy(Strategy):
                 self._reject("evaluation_rejected", client, what, error)
                 continue
             if result.examples:
+                if self.admission.tested is None:  # what it claims is nothing to weigh it by
+                    message.content = wire.evaluated(result._replace(examples=1))
                 good[client] = message
         ordered = [good[client] for client in sorted(good)]
         metrics = self.inner.aggregate_evaluate(self._round, ordered) if ordered else None
