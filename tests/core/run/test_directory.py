@@ -130,7 +130,7 @@ def test_a_lock_with_a_second_name_of_its_own_is_taken(tmp_path: Path) -> None:
         pass
     (tmp_path / "backup").hardlink_to(run.root / "run.lock")
     with run.locked():
-        pass
+        assert (tmp_path / "backup").read_text() == f"{os.getpid()}\n"
 
 
 def test_a_run_directory_may_be_a_link_itself(small_run: Run, tmp_path: Path) -> None:
