@@ -101,14 +101,32 @@ def test_what_is_started_without_a_terminal_in_mind_outlives_it(tmp_path: Path) 
         assert began(child) is not None
 
 
+@pytest.fixture
+def _usual_signals() -> Iterator[None]:
+    """As a command begins; another test's Ray may have set its own."""
+    before = {kind: signal.signal(kind, signal.SIG_DFL) for kind in KINDS}
+    yield
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
+
+
+@pytest.mark.usefixtures("_usual_signals")
 def test_signals_are_afterwards_what_they_were() -> None:
-    before = [signal.getsignal(kind) for kind in KINDS]
     with stoppable() as asked:
         with pytest.raises(KeyboardInterrupt):  # as a library may take it for Ctrl-C
             os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Stopped, match="stopped by SIGTERM"):
             asked.check()
-    assert [signal.getsignal(kind) for kind in KINDS] == before
+    assert [signal.getsignal(kind) for kind in KINDS] == [signal.SIG_DFL] * 2
+
+
+@pytest.mark.usefixtures("_usual_signals")
+def test_a_signal_that_was_ignored_still_is() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with stoppable() as asked:
+        os.kill(os.getpid(), signal.SIGHUP)
+        asked.check()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_elsewhere_than_in_the_main_thread_signals_are_left_alone() -> None:
