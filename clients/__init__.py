@@ -14,7 +14,13 @@ if __name__ != "fedsim.clients":
 
 if TYPE_CHECKING:
     from fedsim.clients.app import ClientSide, DeployedSide, make_client_app
-    from fedsim.clients.dealing import deal, open_holding, read_public, write_public
+    from fedsim.clients.dealing import (
+        deal,
+        open_holding,
+        read_public,
+        read_tested,
+        write_public,
+    )
     from fedsim.clients.shards import (
         Holding,
         check_shards,
@@ -35,6 +41,7 @@ __all__ = [
     "make_client_app",
     "open_holding",
     "read_public",
+    "read_tested",
     "shards_of",
     "undealt",
     "write_public",
@@ -42,7 +49,7 @@ __all__ = [
 
 _MODULES = {
     "app": ("ClientSide", "DeployedSide", "make_client_app"),
-    "dealing": ("deal", "open_holding", "read_public", "write_public"),
+    "dealing": ("deal", "open_holding", "read_public", "read_tested", "write_public"),
     "shards": ("Holding", "check_shards", "draw_batches", "images_of", "shards_of", "undealt"),
 }
 

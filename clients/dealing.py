@@ -4,7 +4,7 @@
 picture; written last, so it says that the rest is there), ``train-00000.safetensors`` and so on
 (its own pictures) and ``test-00000.safetensors`` (the public test split). A client with such a
 folder needs no data set; the server needs none with ``public.json``, which says how many classes
-there are. Pictures are read one by one, each checked by its mark.
+and test pictures there are. Pictures are read one by one, each checked by its mark.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class _Public(_Terms):
     """What a server without the data needs to know of it."""
 
     classes: Positive
+    tested: Positive | None = None  # pictures in the test split, where clients evaluate
 
 
 def deal(spec: Spec, folders: Sequence[Path]) -> None:
@@ -118,7 +119,7 @@ def deal(spec: Spec, folders: Sequence[Path]) -> None:
 def open_holding(folder: Path, spec: Spec, client: int) -> Holding:
     """What was dealt to a client, read picture by picture."""
     try:
-        tensors, metadata = read_tensors(folder / HOLDING)
+        tensors, metadata = read_tensors(folder / HOLDING, links=True)
         about = _About.model_validate_json(metadata["about"])
         indices = tensors["indices"].numpy()
         parts = {
@@ -150,21 +151,36 @@ def open_holding(folder: Path, spec: Spec, client: int) -> Holding:
 
 
 def write_public(path: Path, spec: Spec) -> None:
-    """For the server: how many classes there are. Not their names, which may be people's."""
-    count = len(images_of(spec.data, "train").classes)
-    write_json(path, _Public(data=spec.data, seed=spec.seed, classes=count).model_dump(mode="json"))
+    """For the server: how many classes there are, and how many pictures clients evaluate on. Not
+    the names of the classes, which may be people's."""
+    public = _Public(
+        data=spec.data,
+        seed=spec.seed,
+        classes=len(images_of(spec.data, "train").classes),
+        tested=len(images_of(spec.data, "test")) if spec.train.evaluate else None,
+    )
+    write_json(path, public.model_dump(mode="json"))
 
 
 def read_public(path: Path, spec: Spec) -> int:
     """How many classes there are."""
+    return _read_public(path, spec).classes
+
+
+def read_tested(path: Path, spec: Spec) -> int | None:
+    """How many pictures the test split has; None in a file from before, or where none is used."""
+    return _read_public(path, spec).tested
+
+
+def _read_public(path: Path, spec: Spec) -> _Public:
     try:
-        public = _Public.model_validate(read_json(path))
+        public = _Public.model_validate(read_json(path, links=True))
     except FileNotFoundError:
         raise DataError(f"there is no '{path}'; `fedsim deal` writes it.") from None
     except (DamagedError, ValidationError) as error:
         raise DataError(f"'{path}' is damaged; {_AGAIN}.") from error
     public.refuse_other(spec, path)
-    return public.classes
+    return public
 
 
 class _DealtImages(ImageSet):

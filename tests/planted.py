@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,8 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "altered": lambda path: flip(path, path.stat().st_size - 3, 2),
     "emptied": lambda path: path.write_bytes(b""),
     "garbage": lambda path: path.write_bytes(bytes(range(256)) * 8),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "endless": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
 }
 
 

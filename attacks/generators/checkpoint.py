@@ -118,7 +118,7 @@ def _check_fit(generator: nn.Module, tensors: Mapping[str, Tensor], path: Path, 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
-        tensors, metadata = read_tensors(path)
+        tensors, metadata = read_tensors(path, links=True)
         about = json.loads(metadata.get("generator", "{}"))
     except FileNotFoundError:
         raise ModelError(f"there is no generator file '{path}'.") from None

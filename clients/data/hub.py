@@ -1,8 +1,14 @@
-"""Hub: data sets of Hugging Face's, or saved by its ``datasets`` library: ``hf:<name>``."""
+"""Hub: data sets of Hugging Face's, or saved by its ``datasets`` library: ``hf:<name>``.
+
+The library opens what a picture's row names, a file or an address, as soon as the row is looked at.
+So no column is looked at but three: pictures, which are never decoded by it, and the classes and
+people of numbers or words.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +21,11 @@ from fedsim.clients.data.folders import TEST_FRACTION, hash_of
 from fedsim.clients.data.pictures import DAMAGED, MOST_BYTES, ImageSet, Split, decode, to_tensor
 from fedsim.core.errors import DataError, did_you_mean
 from fedsim.core.spec import DataSpec
+from fedsim.core.text import brief
 
 PREFIX = "hf:"
 _HUB_SECONDS = 5.0  # the hub's own client tries for half a minute and more
+_PLAIN = re.compile(r"u?int\d+|bool|(large_)?string|string_view")  # types of plain columns
 _TESTS = ("test", "validation", "valid", "val")
 _GROUPS = ("writer_id", "celeb_id", "identity", "user_id", "client_id", "user", "speaker_id")
 
@@ -66,13 +74,15 @@ class _HubImages(ImageSet):
 def load_hub(data: DataSpec, split: Split) -> ImageSet:
     """One split of ``hf:owner/name`` or ``hf:owner/name:config``, or of what lies at ``data.path``.
 
-    The first column of pictures, labelled by the column ``data.label`` or the first of classes. A
-    split called test, or else validation, is for test if it has labels; where there is none, a
-    fifth of the rows by a hash of their numbers.
+    The first column of pictures, labelled by the column ``data.label`` or the first of classes; who
+    made them, by the first column of a known name. A split called test, or else validation, is for
+    test if it has labels; where there is none, a fifth of the rows by a hash of their numbers.
     """
     title = data.path or data.name.removeprefix(PREFIX)
     with _silent():
         splits = _open_folder(data.path) if data.path else _open_hub(title)
+    if not splits:
+        raise DataError(f"{title} holds no table; use another data set.")
     first = splits.get("train") or next(iter(splits.values()))
     image, chosen = _columns(first.features, title, data.label)
     held_out = next((s for s in _TESTS if s in splits and _labelled(splits[s], chosen)), None)
@@ -87,13 +97,13 @@ def load_hub(data: DataSpec, split: Split) -> ImageSet:
     rows = rows[numbers[rows] >= 0]  # -1 is the hub's sign for a hidden label
     if not len(rows):
         raise DataError(f"{title} has no labelled picture for {split}; use another data set.")
-    pictures, folders = _pictures_only(table, image), _folders(data)
-    images = _HubImages(pictures, image, rows, data.image_size, folders)
+    pictures = _pictures_only(table, image, title)
+    images = _HubImages(pictures, image, rows, data.image_size, _folders(data))
     images.classes, images.labels = classes, numbers[rows]
-    group = next((g for g in _GROUPS if g in table.features), None)
+    group = next((g for g in _GROUPS if _is_plain(table.features.get(g))), None)
     if group:
-        _, people = np.unique(np.array(table[group][:]), return_inverse=True)
-        images.groups = people[rows].astype(np.int64)
+        people = _values(table, group)
+        images.groups = _numbered(people, sorted(set(people)))[rows]
     return images
 
 
@@ -192,29 +202,73 @@ def _columns(features: Any, title: str, label: str | None) -> tuple[str, str]:
 
 
 def _labelled(table: Any, column: str) -> bool:
-    values = np.array(table[column][:])
-    return len(values) > 0 and (values.dtype.kind != "i" or bool((values >= 0).any()))
+    """Whether any row has a class: that of a hidden one is -1, or none."""
+    if not _is_plain(table.features.get(column)):
+        return False
+    values = (value for value in _column(table, column) if value is not None)
+    return any(isinstance(value, str | bool) or value >= 0 for value in values)
 
 
 def _classes(first: Any, table: Any, column: str) -> tuple[tuple[str, ...], np.ndarray]:
     """The class names, and each row's number; -1 for a value that is no class of ``first``."""
     import datasets
 
-    values = np.array(table[column][:])
-    kind = first.features[column]
-    if isinstance(kind, datasets.ClassLabel):
-        return tuple(kind.names), values.astype(np.int64)
-    if values.ndim != 1 or values.dtype.kind not in "iubU":
-        raise DataError(f"the column '{column}' holds no classes; set data.label to another.")
-    known = np.unique(np.array(first[column][:]))
-    numbers = np.searchsorted(known, values).clip(max=len(known) - 1)
-    return tuple(str(k) for k in known), np.where(known[numbers] == values, numbers, -1)
+    for part in (first, table):
+        if not _is_plain(part.features.get(column)):
+            raise DataError(f"the column '{column}' holds no classes; set data.label to another.")
+    values, kind = _values(table, column), first.features[column]
+    if not isinstance(kind, datasets.ClassLabel):
+        known = sorted(set(_values(first, column)))
+        return tuple(str(k) for k in known), _numbered(values, known)
+    names = tuple(kind.names)
+    for row, value in enumerate(values):
+        if not isinstance(value, int) or not -1 <= value < len(names):
+            raise DataError(
+                f"row {row} of the data set is of class {brief(value)} by its column '{column}', "
+                f"and there are {len(names)}; do not trust this data set."
+            )
+    return names, np.array(values, dtype=np.int64)
 
 
-def _pictures_only(table: Any, column: str) -> Any:
+def _is_plain(kind: Any) -> bool:
+    """Whether a column is of numbers or words: of another, a look may open files and addresses."""
     import datasets
 
-    return table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    if isinstance(kind, datasets.ClassLabel):
+        return True
+    return isinstance(kind, datasets.Value) and _PLAIN.fullmatch(kind.dtype) is not None
+
+
+def _column(table: Any, column: str) -> list[Any]:
+    """A column as it lies there, None where a row has no value; however the table would show it."""
+    values: list[Any] = table.select_columns([column]).with_format(None)[column][:]
+    return values
+
+
+def _values(table: Any, column: str) -> list[Any]:
+    """A column of numbers or words in which every row has a value."""
+    values = _column(table, column)
+    if None in values:
+        raise DataError(
+            f"row {values.index(None)} of the data set has no value in its column '{column}'; fill "
+            f"it in, or leave such rows out."
+        )
+    return values
+
+
+def _numbered(values: list[Any], known: list[Any]) -> np.ndarray:
+    """The place of each value among those that are known, -1 where it is not."""
+    numbers = {value: number for number, value in enumerate(known)}
+    return np.array([numbers.get(value, -1) for value in values], dtype=np.int64)
+
+
+def _pictures_only(table: Any, column: str, title: str) -> Any:
+    import datasets
+
+    if not isinstance(table.features.get(column), datasets.Image):
+        raise DataError(f"{title} has no column '{column}' of pictures in one of its splits.")
+    bare = table.select_columns([column]).with_format(None)
+    return bare.cast_column(column, datasets.Image(decode=False))
 
 
 def _first_line(error: Exception) -> str:

@@ -12,6 +12,8 @@ whose key is elsewhere is left for its owner to decide about.
 
 from __future__ import annotations
 
+import io
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from fedsim.core.observation import (
     refuse_foreign,
     remembered,
 )
+from fedsim.core.reading import read_file
 from fedsim.core.run import Run, observation_name, vault_key_path, weights_path
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Vault
@@ -80,7 +83,7 @@ def _note(run: Run, path: Path, words: str) -> None:
 def drop_unusable(run: Run, job: Job) -> None:
     """Throw a result away that is damaged, or made from another observation, by another attack or
     by other code of the same."""
-    if not job.result.is_file():
+    if not os.path.lexists(job.result):
         _drop_damaged(run, job.failure)
         return
     try:
@@ -237,8 +240,9 @@ def _check(file: Path) -> None:
 def _is_whole(picture: Path) -> bool:
     """Whether a PNG is as it was written: its parts have checksums, but for its last."""
     try:
-        with Image.open(picture) as opened:
+        content = read_file(picture)
+        with Image.open(io.BytesIO(content)) as opened:
             opened.verify()
     except (OSError, SyntaxError, ValueError):  # as Pillow says it
         return False
-    return picture.read_bytes().endswith(_LAST_PART)
+    return content.endswith(_LAST_PART)

@@ -12,6 +12,7 @@ import typer
 
 from fedsim.cli import assets, cluster, deployment, inspection, runs
 from fedsim.cli.shared import err
+from fedsim.cli.signals import Asked, Stopped, stoppable
 from fedsim.core.console import styled
 from fedsim.core.errors import FedsimError
 
@@ -26,15 +27,25 @@ for part in (runs, deployment, inspection, assets, cluster):
 
 
 def main() -> NoReturn:
-    """The console script: a user's mistake is one sentence, never a traceback."""
+    """The console script: a user's mistake is one sentence, never a traceback; a signal to end is
+    one too, once all that was started is put away."""
     for stream in (sys.stdout, sys.stderr):  # a terminal need not know every character
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    with stoppable() as asked:
+        _run(asked)
+
+
+def _run(asked: Asked) -> NoReturn:
     try:
         code = app(standalone_mode=False)
+        asked.check()
         sys.exit(code if isinstance(code, int) else 0)
     except typer.Abort:
         sys.exit(130)
+    except Stopped as stopped:
+        err.print(str(stopped))
+        sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         err.print("stopped.")
         sys.exit(130)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from fedsim import default_output
+from fedsim.cli.signals import Stopped
 from fedsim.core.console import PlainConsole, styled
 from fedsim.core.errors import SpecError
 from fedsim.core.run import Run
@@ -100,15 +101,16 @@ def watch_for(as_json: bool) -> Any:
 
 
 class resumable:  # noqa: N801 - reads as the statement it is
-    """Ctrl-C inside says how to go on, and ends the process with every file whole."""
+    """Ctrl-C inside, or a signal to end, says how to go on, and ends the process with every file
+    whole."""
 
     def __init__(self, root: Path, spec: Spec):
         self.root, self.spec = root, spec
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or not issubclass(kind, KeyboardInterrupt):
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        if not isinstance(error, KeyboardInterrupt):
             return
         from fedsim.audit.trust import import_paths
 
@@ -119,7 +121,8 @@ class resumable:  # noqa: N801 - reads as the statement it is
 
         ray.shutdown()
         sys.stderr.flush()
-        os._exit(130)  # the runtime's threads would wait for rounds that will not come
+        code = error.exit_code if isinstance(error, Stopped) else 130
+        os._exit(code)  # the runtime's threads would wait for rounds that will not come
 
 
 def tell_verdicts(summary: dict[str, Any]) -> None:

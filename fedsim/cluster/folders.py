@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -37,6 +38,18 @@ def make() -> Path:
 def give(folder: Path, owner: Child) -> None:
     """From here on the folder is for as long as this process lives."""
     write_json(folder / OWNER, asdict(owner) | {"machine": _machine()})
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder was made here for a Ray of this user's: one that somebody merely names may
+    be any."""
+    try:
+        about, owner = folder.lstat(), (folder / OWNER).lstat()
+    except OSError:
+        return False
+    named = folder.name.startswith(PREFIX) and folder.parent.resolve() == place().resolve()
+    own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
+    return named and own and stat.S_ISREG(owner.st_mode)
 
 
 def remove(folder: Path) -> None:

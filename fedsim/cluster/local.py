@@ -30,8 +30,8 @@ from fedsim.cluster.processes import (
     tries,
 )
 from fedsim.core.cache import cache_folder
-from fedsim.core.errors import RunError
-from fedsim.core.files import write_atomically, write_json
+from fedsim.core.errors import DamagedError, RunError
+from fedsim.core.files import read_json, write_atomically, write_json
 
 ATTACK_RESOURCE = "attack"  # offered by a node that takes attack workers
 
@@ -149,7 +149,9 @@ def add(file: Path, *, cpus: int | None = None, attack: int = 1, seconds: float 
     cluster = read(file)
     if cluster is None or not running(cluster):
         raise RunError("there is no cluster to add a node to; start one: `fedsim cluster up`.")
-    port = int(cluster.address.rpartition(":")[2])
+    if not folders.is_ours(Path(cluster.folder)):
+        raise _damaged(file)
+    port = _split(cluster.address)[1]
     command = node_command(port, head=False, cpus=_cpus(cpus), attack=attack)
     before = {node["id"] for node in answering(cluster.address)}
     node = _spawn(command, Path(cluster.folder) / f"node-{len(cluster.nodes)}.log")
@@ -160,32 +162,50 @@ def add(file: Path, *, cpus: int | None = None, attack: int = 1, seconds: float 
 
 
 def stop(file: Path) -> int:
-    """End what the state file names and nothing else; returns how many nodes were still up."""
+    """End what the state file names and nothing else; returns how many nodes were still up.
+
+    A folder goes only if it is a Ray's of ours: the file may be anybody's.
+    """
     cluster = read(file)
     if cluster is None:
         return 0
     up = running(cluster)
     for node in reversed(up):  # the head last: the others would complain of its absence
         end(node, 5)
-    folders.remove(Path(cluster.folder))
+    folder = Path(cluster.folder)
+    if ours := folders.is_ours(folder):
+        folders.remove(folder)
     _note(cluster).unlink(missing_ok=True)
     file.unlink(missing_ok=True)
+    if not ours and os.path.lexists(folder):
+        raise RunError(
+            f"the state file '{file}' named '{folder}', which is no folder of a cluster of yours "
+            f"here: it is left as it is."
+        )
     return len(up)
 
 
 def read(file: Path) -> Cluster | None:
     """What the state file says, or None where there is none."""
     try:
-        content = json.loads(file.read_text())
+        content = read_json(file, links=True)
         nodes = tuple(Child.read(node) for node in content["nodes"])
-        return Cluster(str(content["address"]), str(content["folder"]), nodes)
+        address, folder = str(content["address"]), str(content["folder"])
+        host, port = _split(address)
+        if host != LOOPBACK or not 0 < port < 2**16 or "\0" in folder:
+            raise ValueError(f"{address} is no address of ours")
+        return Cluster(address, folder, nodes)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"the state file '{file}' is damaged; look for `ray start` among the processes, end "
-            f"those that are yours, and delete it."
-        ) from error
+    except (DamagedError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(file) from error
+
+
+def _damaged(file: Path) -> RunError:
+    return RunError(
+        f"the state file '{file}' is damaged; look for `ray start` among the processes, end those "
+        f"that are yours, and delete it."
+    )
 
 
 def running(cluster: Cluster) -> list[Child]:

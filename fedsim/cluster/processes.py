@@ -20,7 +20,10 @@ from typing import Any
 
 import psutil
 
+from fedsim.cluster.bound import bound
+
 LOOPBACK = "127.0.0.1"
+LARGEST = 2**31 - 1  # a number of a process
 DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
@@ -33,9 +36,14 @@ class Child:
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Child:
-        """A child that was written down."""
-        moment = told["began"]
-        return cls(int(told["pid"]), None if moment is None else float(moment))
+        """A child that was written down; a ValueError, KeyError or TypeError where none was.
+
+        Numbers below two are no child's, and to whoever sends a signal some of them are all.
+        """
+        pid, moment = told["pid"], told["began"]
+        if isinstance(pid, bool | float) or not 1 < int(pid) <= LARGEST:
+            raise ValueError(f"{pid} is no child")
+        return cls(int(pid), None if moment is None else float(moment))
 
     @property
     def lives(self) -> bool:
@@ -44,11 +52,15 @@ class Child:
         return now is not None and self.began is not None and abs(now - self.began) < 5
 
 
-def spawn(command: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; all it says goes into ``log``."""
+def spawn(
+    command: list[str], log: Path, environment: Mapping[str, str], *, outlives: bool = True
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; all it says goes into ``log``. One that ``outlives``
+    this process stays up when that is killed; another ends with it, where the system can do
+    that."""
     with log.open("wb") as sink:
         return subprocess.Popen(
-            command,
+            command if outlives else bound(command),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -226,5 +228,9 @@ def _connect(address: str | None, folder: Path | None, engine: EngineSpec) -> No
             "include_dashboard": False,
             "_temp_dir": str(folder),
         }
+    handler = signal.getsignal(signal.SIGTERM)
     # Without an address, Ray would join any cluster on this machine.
     ray.init(address=address or "local", **options)
+    # Ray's own makes an exit of it, without a word and at any place.
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)

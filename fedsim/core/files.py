@@ -24,6 +24,7 @@ from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 from fedsim.core.errors import DamagedError
+from fedsim.core.reading import MOST_JSON, opened, read_file
 
 UNFINISHED = ".unfinished-write"  # the suffix of a file while it is written
 _SEALED = "sealed"  # one entry for seal and metadata: several would be written in any order
@@ -92,15 +93,23 @@ def json_line(content: Mapping[str, Any]) -> bytes:
     return sealed_text(json.dumps({**content, _SEAL: ""}) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """What `write_json` wrote; damage is an error."""
+def read_json(path: Path, *, links: bool = False) -> Any:
+    """What `write_json` wrote; damage is an error, and so is a link unless ``links`` are followed,
+    as for a file that the user named."""
+    with _telling(path):
+        content = read_file(path, MOST_JSON, links=links)
+    return parse_json(content, f"'{path}'")
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """What cannot be read is damaged, unless it is not there."""
     try:
-        content = path.read_bytes()
+        yield
     except FileNotFoundError:
         raise
     except OSError as error:
         raise DamagedError(f"'{path}' is damaged: {error.strerror}.") from error
-    return parse_json(content, f"'{path}'")
 
 
 def parse_json(content: bytes, where: str, end: bytes = FILE_END) -> Any:
@@ -176,11 +185,14 @@ def tensors_to_bytes(
     return save(whole, {_SEALED: json.dumps([_seal(whole, about), about], sort_keys=True)})
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What `save_tensors` wrote, tensors and metadata; damage is an error.
+def read_tensors(path: Path, *, links: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What `save_tensors` wrote, tensors and metadata; damage is an error, and so is a link unless
+    ``links`` are followed, as for a file that the user named.
 
     A file without a seal, made by others, is taken as it is.
     """
+    with _telling(path), opened(path, links=links):  # its reader opens whatever has that name
+        pass
 
     def read() -> tuple[dict[str, Tensor], dict[str, str]]:
         with named_in_utf8(path) as name, safe_open(name, framework="pt") as file:

@@ -27,6 +27,7 @@ from fedsim.core.errors import (
     VaultError,
 )
 from fedsim.core.files import write_atomically
+from fedsim.core.reading import opened, read_file
 from fedsim.core.run import vault_key_path
 from fedsim.core.seal import refuse_attacks
 
@@ -141,7 +142,7 @@ class Keyring:
         """The names of the keys that the vault's files lie under."""
         names = dict[str, None]()
         for path in self._files():
-            with suppress(OSError), path.open("rb") as file:
+            with suppress(OSError), opened(path) as file:
                 if name := key_name(file.read(len(_MARK) + _NAME)):
                     names[name] = None
         return list(names)
@@ -156,7 +157,7 @@ class Keyring:
         try:
             for path in before:
                 place = path.relative_to(self.vault).as_posix()
-                write_atomically(path, key.lock(path.read_bytes(), place), 0o600)
+                write_atomically(path, key.lock(read_file(path, most=None), place), 0o600)
         except OSError as error:
             raise VaultError(f"the vault cannot be written: {error.strerror}.") from error
         return key
@@ -188,7 +189,7 @@ class Keyring:
     def _said(self) -> str | None:
         """The name of its key, as it stands in the vault."""
         try:
-            name = vault_key_path(self.vault).read_text().strip()
+            name = read_file(vault_key_path(self.vault)).decode().strip()
             return name if bytes.fromhex(name).hex() == name and len(name) == 2 * _NAME else None
         except (OSError, ValueError):
             return None

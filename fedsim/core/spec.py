@@ -23,6 +23,7 @@ from fedsim.core.text import brief
 
 Positive = Annotated[int, Field(ge=1)]
 Colour = tuple[float, float, float]
+Spread = Annotated[float, Field(gt=0)]  # something is divided by it
 
 BASELINE = "prior_only"  # the attack that never sees the update
 _BASELINE_PATHS = ("fedsim.attacks.prior_only:PriorOnly", "attacks.prior_only:PriorOnly")
@@ -49,7 +50,8 @@ class Upload(StrEnum):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A number that is none, or endless, would be found out only by what is computed with it.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class PartitionSpec(_Section):
@@ -71,11 +73,9 @@ class DataSpec(_Section):
     clients: Positive = 8
     partition: PartitionSpec = PartitionSpec()
     mean: Colour = (0.5, 0.5, 0.5)
-    std: Annotated[Colour, Field(description="per channel, after scaling to [0, 1]")] = (
-        0.5,
-        0.5,
-        0.5,
-    )
+    std: Annotated[
+        tuple[Spread, Spread, Spread], Field(description="per channel, after scaling to [0, 1]")
+    ] = (0.5, 0.5, 0.5)
 
 
 class ModelSpec(_Section):
@@ -249,9 +249,8 @@ class EngineSpec(_Section):
     job_timeout: Annotated[float, Field(gt=0)] | None = None
     device: str = "auto"
     client_gpus: Annotated[float, Field(ge=0)] = 0.0  # share of a GPU each client takes
-    gpus_per_worker: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = (
-        None  # of attack workers, a share or a whole number; null: all GPUs, evenly
-    )
+    # Of attack workers, a share or a whole number; null: all GPUs, evenly.
+    gpus_per_worker: Annotated[float, Field(ge=0)] | None = None
     cpus: Positive | None = None  # of a local Ray; null: all
 
     @model_validator(mode="after")
@@ -266,7 +265,7 @@ class Spec(_Section):
     """One experiment."""
 
     name: str = "audit"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # as random generators take them
     data: DataSpec = DataSpec()
     model: ModelSpec = ModelSpec()
     train: TrainSpec = TrainSpec()

@@ -30,6 +30,7 @@ from fedsim.core.errors import (
 from fedsim.core.files import checksum, tensors_from_bytes, tensors_to_bytes, write_atomically
 from fedsim.core.keyring import Key, Keyring
 from fedsim.core.learning import Batch
+from fedsim.core.reading import read_file
 from fedsim.core.run import observation_name, state_path, truth_path
 from fedsim.core.seal import refuse_attacks
 
@@ -157,7 +158,8 @@ class Vault:
         try:
             self._keep(self.root / name, other._content(other.root / name))
         except DamagedError:
-            write_atomically(self.root / name, (other.root / name).read_bytes(), 0o600)
+            content = read_file(other.root / name, most=None)
+            write_atomically(self.root / name, content, 0o600)
 
     def _keep(self, path: Path, content: bytes) -> None:
         refuse_attacks()
@@ -173,7 +175,7 @@ class Vault:
         is."""
         refuse_attacks()
         try:
-            content = path.read_bytes()
+            content = read_file(path, most=None)
         except FileNotFoundError:
             raise
         except OSError as error:

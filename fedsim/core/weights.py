@@ -85,7 +85,7 @@ def load_backbone(name: str) -> list[tuple[Tensor, Tensor]]:
     """Weight and bias of every convolution, from the cache; raises where they are not there."""
     backbone = find_backbone(name)
     try:
-        tensors, _ = read_tensors(backbone.file)
+        tensors, _ = read_tensors(backbone.file, links=True)
     except FileNotFoundError:
         raise ModelError(
             f"the weights {name} are not here; `fedsim weights fetch` gets them."

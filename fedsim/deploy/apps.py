@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.audit.stages import attack_captured
 from fedsim.campaign.plan import observed_rounds, prepare
-from fedsim.clients import ClientSide, DeployedSide, make_client_app, read_public
+from fedsim.clients import ClientSide, DeployedSide, make_client_app, read_public, read_tested
 from fedsim.core.errors import FedsimError
 from fedsim.core.run import Run, paths
 from fedsim.core.spec import Spec, load_spec
@@ -67,6 +67,7 @@ def _serve(grid: Grid, context: Context) -> None:
     spec, root = _spec(context), _output(context)
     public = context.run_config.get("public")
     classes = read_public(Path(str(public)), spec) if public else None
+    tested = read_tested(Path(str(public)), spec) if public else None
     plan = prepare(spec, classes)
     with Run(root).locked():
         strategy = AdversarialStrategy(
@@ -76,6 +77,7 @@ def _serve(grid: Grid, context: Context) -> None:
             plan.public,
             rounds=observed_rounds(plan.spec),
             active=plan.active(at_hand=classes is None),
+            tested=tested,
         )
         strategy.run_rounds(grid, plan.initial)
     if context.run_config.get("attack"):

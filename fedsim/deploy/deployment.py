@@ -196,11 +196,11 @@ def lay_out(deployment: Deployment, spec: Spec) -> None:
     """Folders, the app, a copy of the spec for each side, and to every client its pictures."""
     for folder in (deployment.server, *(node.root for node in deployment.nodes)):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    before = deployment.spec.read_text() if deployment.spec.is_file() else None
+    before = deployment.spec.read_bytes() if deployment.spec.is_file() else None
     for path in (deployment.spec, *(node.spec for node in deployment.nodes)):
-        # A client may have written defenses of its own there: those are kept.
-        if not path.is_file() or path.read_text() == before:
-            path.write_text(spec.to_yaml())
+        # A client may have written defenses of its own there, in any encoding: those are kept.
+        if not path.is_file() or path.read_bytes() == before:
+            path.write_bytes(spec.to_yaml().encode())
     deal(spec, [node.data for node in deployment.nodes])
     write_public(deployment.public, spec)
     write_app(deployment.app)

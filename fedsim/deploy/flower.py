@@ -79,8 +79,8 @@ def run_command(
 class Processes:
     """The children of a deployment: each in a process group and with a log of its own.
 
-    With a ``record`` they are written down, so that they can still be ended after this process was
-    killed.
+    They end with this process. With a ``record`` they are written down as well, so that what still
+    goes on after this process was killed can be ended by the next.
     """
 
     running: dict[str, tuple[subprocess.Popen[bytes], Path]] = field(default_factory=dict)
@@ -88,7 +88,8 @@ class Processes:
 
     def start(self, name: str, command: list[str], folder: Path) -> None:
         log = folder / f"{name}.log"
-        self.running[name] = (spawn(found(command), log, environment(folder)), log)
+        process = spawn(found(command), log, environment(folder), outlives=False)
+        self.running[name] = (process, log)
         if self.record:
             children = [asdict(child_of(process)) for process, _ in self.running.values()]
             write_json(self.record, children)

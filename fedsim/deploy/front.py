@@ -6,8 +6,12 @@ given the address of a front, which passes the calls of nodes and knows no other
 
 A request that is passed is made anew: its path from the list below, its body whole and with its
 length, and of its headers Flower's own. What a path could mean after decoding, and where one
-request ends and the next begins, is not left to two readers. Like the guard, this imports nothing
-of fedsim.
+request ends and the next begins, is not left to two readers.
+
+Who calls is known to the SuperLink alone, so a body is held for whoever sends one: for so long, and
+of all bodies together so many bytes. When there are more, the one that is awaited longest goes
+first: whoever sends slowly keeps nobody out who does not. Like the guard, this imports nothing of
+fedsim.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +44,13 @@ CALLS = tuple(
 )
 # Of nodes without a key, which make themselves known: where there is no security in any case.
 KEYLESS = ("/v1/fleet/register-node", "/v1/fleet/unregister-node")
-LIMIT = 64 * 2**20  # bytes of a request; Flower sends arrays in pieces of 5 MiB
+OBJECT = "/v1/fleet/push-object"  # the one call that carries arrays
+LIMIT = 64 * 2**20  # bytes of an object; Flower sends arrays in pieces of 5 MiB
+SMALL = 8 * 2**20  # bytes of any other call
+ROOM = 512 * 2**20  # bytes of all bodies together
+BODY_SECONDS = 120.0  # for a body to come
 SECONDS = 60.0  # for the SuperLink to answer
+CONNECTIONS = 1000
 
 Message = MutableMapping[str, Any]
 Headers = list[tuple[bytes, bytes]]
@@ -59,8 +69,9 @@ def refusal(
         return 411, "a call comes whole and says its length"
     if len(lengths) != 1 or not lengths[0].isdigit():
         return 411, "a call says its length once"
-    if len(lengths[0]) > 12 or int(lengths[0]) > LIMIT:
-        return 413, f"a call has at most {LIMIT} bytes"
+    most = LIMIT if target == OBJECT.encode() else SMALL
+    if len(lengths[0]) > 12 or int(lengths[0]) > most:
+        return 413, f"such a call has at most {most} bytes"
     return None
 
 
@@ -73,12 +84,68 @@ def passed_on(headers: Headers) -> Headers:
     ]
 
 
+class Bodies:
+    """What is held of all bodies, each until its call is answered."""
+
+    def __init__(self, room: int, seconds: float):
+        self.room, self.seconds, self.held = room, seconds, 0
+        self._awaited: dict[asyncio.Timeout, int] = {}  # the oldest first, and what came of it
+
+    @asynccontextmanager
+    async def read(self, receive: Callable[[], Awaitable[Message]]) -> AsyncIterator[bytes | None]:
+        """The body of a call, None where its sender is gone; a TimeoutError where it comes too
+        late, or room is needed for others."""
+        content = bytearray()
+        async with asyncio.timeout(self.seconds) as limit:
+            self._awaited[limit] = 0
+            try:
+                whole = await self._receive(receive, content, limit)
+            finally:
+                self._awaited.pop(limit, None)
+        body = bytes(content)
+        content.clear()
+        self.held += len(body)
+        try:
+            yield body if whole else None
+        finally:
+            self.held -= len(body)
+
+    async def _receive(
+        self, receive: Callable[[], Awaitable[Message]], content: bytearray, limit: asyncio.Timeout
+    ) -> bool:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return False
+            content += message.get("body", b"")
+            if limit in self._awaited:
+                self._awaited[limit] = len(content)
+            self._make_room()
+            if not message.get("more_body"):
+                return True
+
+    def _make_room(self) -> None:
+        """Give up those that are awaited longest, until the rest fit."""
+        while self._awaited and self.held + sum(self._awaited.values()) > self.room:
+            oldest = next(iter(self._awaited))
+            del self._awaited[oldest]
+            oldest.reschedule(asyncio.get_running_loop().time())
+
+
 class Front:
     """An ASGI application that passes some calls to a SuperLink and refuses whatever else comes."""
 
-    def __init__(self, superlink: httpx.AsyncClient, calls: Iterable[str] = CALLS):
+    def __init__(
+        self,
+        superlink: httpx.AsyncClient,
+        calls: Iterable[str] = CALLS,
+        *,
+        room: int = ROOM,
+        seconds: float = BODY_SECONDS,
+    ):
         self.superlink = superlink
         self.calls = set(calls)
+        self.bodies = Bodies(room, seconds)
 
     async def __call__(
         self,
@@ -94,20 +161,19 @@ class Front:
         if reason is not None:
             await _answer(send, reason[0], [(b"connection", b"close")], reason[1].encode())
             return
-        content = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            content += message.get("body", b"")
-            if not message.get("more_body"):
-                break
         try:
-            answer = await self.superlink.post(
-                target.decode(), content=bytes(content), headers=passed_on(headers)
-            )
+            async with self.bodies.read(receive) as content:
+                if content is None:
+                    return
+                answer = await self.superlink.post(
+                    target.decode(), content=content, headers=passed_on(headers)
+                )
         except httpx.HTTPError:
             await _answer(send, 502, [], b"the SuperLink does not answer")
+            return
+        except TimeoutError:
+            words = b"the call did not come in time, or there was no room for it; make it again"
+            await _answer(send, 408, [(b"connection", b"close")], words)
             return
         told = [(name.lower(), value) for name, value in answer.headers.raw]
         await _answer(send, answer.status_code, passed_on(told), answer.content)
@@ -163,6 +229,7 @@ async def _serve(
             access_log=False,
             log_level="warning",
             timeout_keep_alive=75,
+            limit_concurrency=CONNECTIONS,
             ssl_certfile=certificate,
             ssl_keyfile=key,
         )

@@ -45,15 +45,27 @@ class Admitted(NamedTuple):
 
 
 class Admission:
-    """Who is let in, in a federation that starts from these weights."""
+    """Who is let in, in a federation that starts from these weights.
 
-    def __init__(self, spec: Spec, run: Run, public: Public, initial: Mapping[str, Tensor]):
+    ``tested`` is the size of the test set where the server was told; where it has the data set it
+    counts itself, and otherwise does not know (None).
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        run: Run,
+        public: Public,
+        initial: Mapping[str, Tensor],
+        *,
+        tested: int | None = None,
+    ):
         self.spec, self.public = spec, public
         self.counts = run.classes is None  # whether the server has the data set to count in
         self.masked = hiding(declared(spec.defenses)) is not None
         self.reach = REACH * max(1.0, _norm(initial))
         self.limit, self.examples = self._limit(), self._examples()
-        self.tested = self._tested() if spec.train.evaluate else 0
+        self.tested = self._tested(tested) if spec.train.evaluate else 0
         self.form = form_of(public)
 
     # -- training -------------------------------------------------------------------------------
@@ -120,7 +132,7 @@ class Admission:
     def evaluation(self, message: Message, parts: int) -> wire.Evaluation:
         """The evaluation in a reply, of one of ``parts`` shares of the test set."""
         result = wire.evaluation_in(_content(message))
-        most = -(-self.tested // parts)
+        most = -(-self.tested // parts) if self.tested is not None else UNKNOWN
         if not 0 <= result.examples <= most:
             raise ReplyError(f"it claims {result.examples} examples, and its share has {most}")
         if not 0 <= result.loss <= _LARGEST:
@@ -129,9 +141,9 @@ class Admission:
             raise ReplyError(f"its accuracy is {result.accuracy}")
         return result
 
-    def _tested(self) -> int:
+    def _tested(self, told: int | None) -> int | None:
         """How many examples the test set has, as far as the server knows."""
-        return len(images_of(self.spec.data, "test")) if self.counts else UNKNOWN
+        return len(images_of(self.spec.data, "test")) if self.counts else told
 
 
 def fits(state: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> bool:

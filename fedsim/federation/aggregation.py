@@ -69,6 +69,16 @@ def _check_options(strategy: type[Strategy], options: Mapping[str, Any]) -> None
             )
 
 
+def refuse_counters(strategy: Strategy, model: Mapping[str, Tensor]) -> None:
+    """Raise where a strategy computes with a model's integers as if they had fractions."""
+    counters = [name for name, tensor in model.items() if not tensor.is_floating_point()]
+    if counters and isinstance(strategy, flower_strategies.QFedAvg):
+        raise SpecError(
+            f"train.strategy: QFedAvg cannot average counters, and the model has some "
+            f"('{counters[0]}'): take another strategy, or a model without BatchNorm."
+        )
+
+
 def refuse_too_few(strategy: Strategy, nodes: int, round_: int) -> None:
     """Raise where a strategy wants more nodes than a round has: it would wait for them forever."""
     asked = [getattr(strategy, key, 1) for key in ("min_train_nodes", "min_available_nodes")]

@@ -78,7 +78,9 @@ class _LazyArray(Array):
         self._read = read
 
     def numpy(self) -> np.ndarray:
-        return self._read().numpy()
+        """A copy: what a strategy does to it in place must not reach the model that was sent, nor
+        what other replies are made from."""
+        return self._read().numpy().copy()
 
     @property
     def data(self) -> bytes:  # type: ignore[override]

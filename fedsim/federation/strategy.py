@@ -29,7 +29,13 @@ from fedsim.defenses.guards import compares
 from fedsim.defenses.guards.same_model import digest_of
 from fedsim.federation.active import ActiveServer
 from fedsim.federation.admission import Admission, fits
-from fedsim.federation.aggregation import CohortSum, Reply, masking, refuse_too_few
+from fedsim.federation.aggregation import (
+    CohortSum,
+    Reply,
+    masking,
+    refuse_counters,
+    refuse_too_few,
+)
 from fedsim.federation.checkpoint import (
     Checkpoint,
     held_by,
@@ -52,7 +58,8 @@ class AdversarialStrategy(Strategy):
     """The outermost strategy: captures every reply, then lets ``inner`` aggregate.
 
     ``rounds`` are those whose observations it keeps, the audited ones by default; with ``capture``
-    False it keeps none, like a plain server. No reply, whatever is in it, ends a round: one that
+    False it keeps none, like a plain server. ``tested`` is the size of the test set, for a server
+    that has no data set to count in. No reply, whatever is in it, ends a round: one that
     `Admission` does not let in is told and left out.
     """
 
@@ -71,6 +78,7 @@ class AdversarialStrategy(Strategy):
         stop: threading.Event | None = None,
         pace: Pace | None = None,
         active: ActiveServer | None = None,
+        tested: int | None = None,
     ):
         self.inner, self.spec, self.run, self.public = inner, spec, run, public
         self.mask = masking(spec)
@@ -80,7 +88,7 @@ class AdversarialStrategy(Strategy):
         self.on_observation, self.on_round = on_observation, on_round
         self.on_committed = on_committed
         self.stop = stop or threading.Event()
-        self._pace = pace
+        self._pace, self._tested = pace, tested
         rows, self._arrays, self._restored, memory = read_checkpoint(run)
         self.active = active
         if active is not None:
@@ -102,7 +110,8 @@ class AdversarialStrategy(Strategy):
         missing = self.spec.train.rounds - self.rounds_done
         if missing <= 0:
             return
-        self.admission = Admission(self.spec, self.run, self.public, initial)
+        refuse_counters(self.inner, initial)
+        self.admission = Admission(self.spec, self.run, self.public, initial, tested=self._tested)
         pace = self._pace or Pace.of(self.spec, self.run)
         self.grid = StreamingGrid(grid, self.stop, pace, self._revived, elsewhere=self.run.deployed)
         self.roster.meet(self.grid, self.spec.train.timeout)
@@ -328,6 +337,8 @@ class AdversarialStrategy(Strategy):
                 self._reject("evaluation_rejected", client, what, error)
                 continue
             if result.examples:
+                if self.admission.tested is None:  # what it claims is nothing to weigh it by
+                    message.content = wire.evaluated(result._replace(examples=1))
                 good[client] = message
         ordered = [good[client] for client in sorted(good)]
         metrics = self.inner.aggregate_evaluate(self._round, ordered) if ordered else None

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from fedsim.clients.data.pictures import DAMAGED, decode
 from fedsim.core.errors import DamagedError
 from fedsim.core.files import read_json
+from fedsim.core.reading import read_file
 from fedsim.core.run import Run, list_lessons
 from fedsim.report import plots
 from fedsim.report.pictures import data_uri
@@ -41,7 +42,7 @@ def _memory(run: Run, folder: Path) -> Memory | None:
         lessons = [read_json(path) for path in list_lessons(folder)]
         if not (folder / "samples.png").is_file() or not lessons:
             return None
-        picture = decode((folder / "samples.png").read_bytes())
+        picture = decode(read_file(folder / "samples.png"))
         losses = [(int(loss[0]), float(loss[1])) for lesson in lessons for loss in lesson["losses"]]
         notes = [lesson["notes"][-1] for lesson in lessons if lesson["steps"] and lesson["notes"]]
     except (*DAMAGED, DamagedError, KeyError, TypeError, OverflowError) as error:

@@ -7,7 +7,6 @@ is refused even where the name in it looks harmless.
 from __future__ import annotations
 
 import os
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +15,10 @@ from typing import Any, TypeVar
 import yaml
 
 from fedsim.core.errors import FedsimError, RunError
+from fedsim.core.reading import MOST_BYTES, MOST_JSON, read_file
 
 Parsed = TypeVar("Parsed")
 
-MOST_BYTES = 256 * 2**20
-MOST_JSON = 64 * 2**20  # as objects it is many times as large
 # What reading a damaged file may raise: parsers, shapes, keys and types that are not as expected.
 DAMAGE = (
     *(FedsimError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError),
@@ -42,16 +40,9 @@ def read(root: Path, name: str, most: int = MOST_BYTES) -> bytes:
     if not inside(root, path):
         raise RunError(f"{name} is a link that leaves the run's directory.")
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return read_file(path, most)
     except OSError as error:
         raise RunError(f"{name} cannot be read: {error.strerror}.") from error
-    with os.fdopen(handle, "rb") as file:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
-            raise RunError(f"{name} is not a file.")
-        if about.st_size > most:
-            raise RunError(f"{name} is too large to show ({about.st_size / 2**20:.0f} MB).")
-        return file.read(about.st_size)
 
 
 def exists(root: Path, name: str) -> bool:

@@ -3,6 +3,7 @@ sentence where nobody could make them again."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 from fnmatch import fnmatch
@@ -15,7 +16,7 @@ from fedsim.audit.stages import attack_captured, audit, conclude
 from fedsim.campaign.jobs import Job
 from fedsim.campaign.progress import Silent
 from fedsim.core import files
-from fedsim.core.errors import MissingKeyError, RunError
+from fedsim.core.errors import FedsimError, MissingKeyError, RunError
 from fedsim.core.files import read_json, write_json
 from fedsim.core.keyring import VARIABLE, key_folders
 from fedsim.core.run import Run, list_observations
@@ -68,6 +69,19 @@ def test_a_damaged_file_is_made_again_with_the_same_scores(
     kind: str, file: str, rich_run: Run, tmp_path: Path
 ) -> None:
     check_damage(file, kind, rich_run, tmp_path)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("kind", ["pipe", "endless"])
+def test_what_is_no_file_is_neither_waited_for_nor_read_without_end(
+    kind: str, file: str, rich_run: Run, tmp_path: Path
+) -> None:
+    run = Run(shutil.copytree(rich_run.root, tmp_path / "run"))
+    run.note("test", "an event, so that there is a file of them")
+    DAMAGE[kind](run.root / file)
+    with contextlib.suppress(FedsimError):  # the report alone: of what can be read, or a sentence
+        conclude(Run.open(run.root))
+    assert_same(resumed(run.root), rich_run)
 
 
 @pytest.mark.slow

@@ -97,7 +97,8 @@ def test_a_truncated_jpeg_is_skipped_counted_and_told(run_cli, tmp_path: Path) -
     assert "1 damaged picture was skipped" in err
 
 
-def test_ctrl_c_leaves_a_run_that_resumes(run_cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_can_be_resumed(kind: signal.Signals, tmp_path: Path) -> None:
     slow = "attacks=[{name: patch_solve}, {name: inverting_gradients, steps: 100000}]"
     words = [*SMALL, slow, "audit.victims=1"]
     command = [sys.executable, "-m", "fedsim.cli", "audit", "-o", str(tmp_path / "run"), *words]
@@ -107,9 +108,9 @@ def test_ctrl_c_leaves_a_run_that_resumes(run_cli, tmp_path: Path) -> None:
     while not list(found.rglob("*.safetensors")) and time.monotonic() < deadline:
         time.sleep(0.2)
     time.sleep(1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(kind)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + kind
     assert "--resume" in err
     assert "Traceback" not in err
     run = Run.open(tmp_path / "run")

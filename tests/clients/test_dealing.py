@@ -11,9 +11,17 @@ import torch
 
 from fedsim.clients import dealing
 from fedsim.clients.data.pictures import ImageSet, packed
-from fedsim.clients.dealing import HOLDING, PUBLIC, open_holding, read_public, write_public
+from fedsim.clients.dealing import (
+    HOLDING,
+    PUBLIC,
+    open_holding,
+    read_public,
+    read_tested,
+    write_public,
+)
 from fedsim.clients.shards import draw_batches, images_of, shards_of
 from fedsim.core.errors import DataError
+from fedsim.core.files import read_json, write_json
 from fedsim.core.spec import Spec
 from tests.clients.conftest import dealt, without_data
 from tests.conftest import small_spec
@@ -235,10 +243,29 @@ def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         open_holding(tmp_path / "nowhere", small_spec(), 0)
 
 
+def test_the_server_is_told_how_many_classes_and_test_pictures_there_are(tmp_path: Path) -> None:
+    spec = small_spec("train.evaluate=true")
+    write_public(tmp_path / "public.json", spec)
+    assert read_public(tmp_path / "public.json", spec) == len(images_of(spec.data, "test").classes)
+    assert read_tested(tmp_path / "public.json", spec) == len(images_of(spec.data, "test"))
+    write_public(tmp_path / "public.json", small_spec("train.evaluate=false"))
+    assert read_tested(tmp_path / "public.json", spec) is None
+
+
+def test_a_public_file_from_before_says_nothing_of_test_pictures(tmp_path: Path) -> None:
+    spec = small_spec("train.evaluate=true")
+    write_public(tmp_path / "public.json", spec)
+    about = read_json(tmp_path / "public.json")
+    del about["tested"]
+    write_json(tmp_path / "public.json", about)
+    assert read_tested(tmp_path / "public.json", spec) is None
+    assert read_public(tmp_path / "public.json", spec) > 1
+
+
 def test_a_missing_or_damaged_public_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no"):
         read_public(tmp_path / "public.json", small_spec())
-    for content in ("{", "[]", '{"classes": 0}'):
+    for content in ("{", "[]", '{"classes": 0}', '{"classes": 8, "tested": -1}'):
         (tmp_path / "public.json").write_text(content)
         with pytest.raises(DataError, match="is damaged"):
             read_public(tmp_path / "public.json", small_spec())

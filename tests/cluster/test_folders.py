@@ -89,6 +89,20 @@ def test_what_is_not_surely_left_over_is_left_alone(place: Path) -> None:
         assert folder.exists(), folder.name
 
 
+def test_a_folder_is_ours_that_was_made_here_for_this_user(place: Path) -> None:
+    made = folders.make()
+    assert folders.is_ours(made)
+    (place / "below").mkdir()
+    elsewhere = _gone(place / "below" / "fedsim-ray-elsewhere")
+    bare = place / "fedsim-ray-bare"
+    bare.mkdir()
+    (place / "fedsim-ray-link").symlink_to(made)
+    for folder in (elsewhere, bare, _gone(place / "other"), place / "fedsim-ray-link", place):
+        assert not folders.is_ours(folder), folder.name
+    assert not folders.is_ours(place / "absent")
+    assert not folders.is_ours(made / ".." / "other")
+
+
 @pytest.mark.slow
 def test_a_session_leaves_nothing_in_rays_usual_folder() -> None:
     usual = Path(get_ray_address_file(None))

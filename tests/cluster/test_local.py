@@ -42,8 +42,7 @@ def test_a_node_is_started_for_attacks_on_loopback_without_a_dashboard(tmp_path:
 
 def test_ending_a_cluster_leaves_a_process_alone_that_only_has_its_number(tmp_path: Path) -> None:
     state = tmp_path / "cluster.json"
-    folder = tmp_path / "ray"
-    folder.mkdir()
+    folder = local.folders.make()
     node = {"pid": os.getpid(), "began": 1.0}  # were it believed, this test would end
     state.write_text(json.dumps({"address": "127.0.0.1:1", "folder": str(folder), "nodes": [node]}))
     assert local.stop(state) == 0
@@ -60,13 +59,62 @@ def test_a_damaged_state_file_is_refused_by_name(tmp_path: Path) -> None:
     assert state.exists()
 
 
+@pytest.mark.parametrize("name", ["thesis", "fedsim-ray-thesis"])
+def test_ending_a_cluster_leaves_a_folder_alone_that_is_none_of_ours(
+    name: str, tmp_path: Path
+) -> None:
+    state, thesis = tmp_path / "cluster.json", tmp_path / name
+    thesis.mkdir()
+    (thesis / "chapter.tex").write_text("years of work")
+    (thesis / "owner.json").write_text("{}")
+    write_json(state, asdict(local.Cluster("127.0.0.1:1", str(thesis), ())))
+    with pytest.raises(RunError, match=r"is no folder of a cluster of yours here: it is left"):
+        local.stop(state)
+    assert (thesis / "chapter.tex").read_text() == "years of work"
+    assert not state.exists()
+
+
+def test_a_folder_that_went_with_its_cluster_is_not_missed(tmp_path: Path) -> None:
+    state = tmp_path / "cluster.json"
+    write_json(state, asdict(local.Cluster("127.0.0.1:1", str(tmp_path / "gone"), ())))
+    assert local.stop(state) == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"address": "somewhere"},
+        {"address": "10.0.0.1:6379"},
+        {"address": "127.0.0.1:99999"},
+        {"address": "127.0.0.1:../../notes"},
+        {"folder": "a\0b"},
+        *({"nodes": [{"pid": pid, "began": 1.0}]} for pid in (0, 1, -1, True, 2.5, 2**40, None)),
+    ],
+)
+def test_a_state_file_that_no_cluster_wrote_is_refused(
+    other: dict[str, object], tmp_path: Path
+) -> None:
+    state = tmp_path / "cluster.json"
+    write_json(state, asdict(local.Cluster("127.0.0.1:1", "/nowhere", ())) | other)
+    with pytest.raises(RunError, match=r"cluster\.json' is damaged; look for"):
+        local.read(state)
+
+
+def test_a_state_file_that_was_altered_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "cluster.json"
+    write_json(state, asdict(local.Cluster("127.0.0.1:1", "/nowhere", ())))
+    state.write_text(state.read_text().replace("/nowhere", "/somewhere"))
+    with pytest.raises(RunError, match=r"cluster\.json' is damaged"):
+        local.stop(state)
+
+
 def test_a_start_that_fails_leaves_nothing_neither_its_own_nor_a_dead_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local.folders, "place", lambda: tmp_path / "place")
     monkeypatch.setattr(local, "_spawn", lambda command, log: pytest.fail("no process"))
-    left = tmp_path / "place" / "left"
-    left.mkdir(parents=True)
+    (tmp_path / "place").mkdir()
+    left = local.folders.make()
     file = tmp_path / "cluster.json"
     dead = local.Cluster("127.0.0.1:1", str(left), (Child(os.getpid(), 1.0),))
     write_json(file, asdict(dead))

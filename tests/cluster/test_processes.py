@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from fedsim.cluster.processes import (
     Child,
     answers,
@@ -52,6 +54,12 @@ def test_another_process_of_the_same_number_is_not_the_one() -> None:
     assert not Child(os.getpid(), moment - 3600).lives
     assert not Child(os.getpid(), None).lives
     assert Child.read({"pid": "7", "began": "1.5"}) == Child(7, 1.5)
+
+
+@pytest.mark.parametrize("pid", [0, 1, -1, "-7", True, 7.5, 1e400, 2**31, "x", None])
+def test_what_is_no_number_of_a_child_is_refused(pid: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Child.read({"pid": pid, "began": None})
 
 
 def test_free_ports_are_free_and_differ() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ import pytest
 import ray
 
 from fedsim.audit.stages import audit
-from fedsim.cluster import local
+from fedsim.cluster import local, session
 from fedsim.cluster.processes import free_ports
 from fedsim.cluster.session import ray_session
 from fedsim.core.errors import RunError
@@ -41,6 +42,23 @@ def test_no_cluster_of_ours_is_one_sentence_before_anything_slow(
         with pytest.raises(RunError, match=words) as caught:
             audit(spec, tmp_path / "run")
         assert "\n" not in str(caught.value)
+
+
+def test_ray_leaves_to_a_command_how_a_signal_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**options: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: None)  # as Ray does
+
+    def own(number: int, frame: object) -> None: ...
+
+    monkeypatch.setattr(ray, "init", init)
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        session._connect(None, tmp_path, small_spec().engine)
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_an_address_without_a_port_is_refused() -> None:

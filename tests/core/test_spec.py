@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedsim.attacks import ATTACKS
+from fedsim.clients.shards import shards_of
 from fedsim.core.errors import SpecError
 from fedsim.core.learning import Update
+from fedsim.core.models import build_model
 from fedsim.core.spec import BASELINE, Component, Spec, Upload, load_spec
 from tests.conftest import small_spec
 
@@ -93,6 +95,41 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
 def test_shares_of_a_gpu_that_ray_cannot_give_are_refused(wrong: str) -> None:
     with pytest.raises(SpecError, match="gpus_per_worker"):
         small_spec(f"engine={{kind: ray, gpus_per_worker: {wrong}}}")
+
+
+@pytest.mark.parametrize("seed", [2**63, 10**40, -1])
+def test_a_seed_that_no_generator_takes_is_one_sentence(seed: int) -> None:
+    with pytest.raises(SpecError, match="seed: input should be"):
+        load_spec({}, [f"seed={seed}"])
+
+
+def test_the_largest_seed_deals_and_draws() -> None:
+    spec = small_spec(f"seed={2**63 - 1}", "data.partition.kind=dirichlet", "data.clients=2")
+    assert len(shards_of(spec.data, spec.seed)) == 2
+    assert build_model(
+        spec.model, image_size=spec.data.image_size, num_classes=2, seed=spec.seed
+    ).training
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *(f"data.std=[0.5, {wrong}, 0.5]" for wrong in ("0", "-0.5", ".nan", ".inf")),
+        *(f"data.mean=[0.5, 0.5, {wrong}]" for wrong in (".nan", "-.inf")),
+        *(f"train.{key}=.inf" for key in ("lr", "weight_decay", "clip", "timeout", "patience")),
+        "train.lr=.nan",
+        "train.max_norm=.inf",
+        "data.partition.alpha=.inf",
+        "engine.job_silence=.inf",
+        "engine.job_timeout=.nan",
+        "engine.client_gpus=.inf",
+    ],
+)
+def test_numbers_that_nothing_can_be_computed_with_are_refused(override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(SpecError, match=key) as caught:
+        load_spec({}, [override])
+    assert "\n" not in str(caught.value)
 
 
 def test_a_third_kind_of_upload_is_refused_with_the_nearest_right_one() -> None:

@@ -173,6 +173,16 @@ def test_a_clients_own_defenses_are_kept_when_the_deployment_goes_on(planned: De
     assert planned.nodes[0].spec.read_text() == own
 
 
+def test_a_clients_own_spec_may_be_in_any_encoding(planned: Deployment) -> None:
+    spec = small_spec("data.clients=2")
+    lay_out(planned, spec)
+    own = "name: für mich\n".encode("latin-1")
+    planned.nodes[0].spec.write_bytes(own)
+    lay_out(planned, spec)
+    assert planned.nodes[0].spec.read_bytes() == own
+    assert planned.nodes[1].spec.read_text() == spec.to_yaml()
+
+
 def _federated_here(planned: Deployment) -> Run:
     """The apps of a deployment in this process, as Flower would start them."""
     config = {

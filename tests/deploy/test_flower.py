@@ -46,7 +46,8 @@ def test_a_process_that_has_the_number_of_another_is_left_alone(tmp_path: Path) 
 
 
 def test_a_damaged_record_of_processes_is_one_sentence(tmp_path: Path) -> None:
-    for content in ("{", '[{"pid": "x"}]', "3"):
+    odd = [f'[{{"pid": {pid}, "began": 1.0}}]' for pid in (0, 1, -1, "true", 2**40, 1e999)]
+    for content in ("{", '[{"pid": "x"}]', "3", *odd):
         (tmp_path / "processes.json").write_text(content)
         with pytest.raises(RunError, match="is damaged; look for"):
             end_recorded(tmp_path / "processes.json")

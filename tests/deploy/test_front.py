@@ -19,9 +19,21 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.supernode import fleet_http_client
 
 from fedsim.cluster.processes import free_ports
-from fedsim.deploy.front import CALLS, KEYLESS, LIMIT, Front, refusal
+from fedsim.deploy import front as module
+from fedsim.deploy.front import (
+    CALLS,
+    CONNECTIONS,
+    KEYLESS,
+    LIMIT,
+    OBJECT,
+    SMALL,
+    Bodies,
+    Front,
+    refusal,
+)
 
 PULL = "/v1/fleet/pull-messages"
+ROOM, PATIENCE = 4 * 2**20, 3.0  # of the front that is tested: bytes and seconds
 
 
 def test_the_calls_are_those_that_a_supernode_makes() -> None:
@@ -65,7 +77,8 @@ def test_a_call_of_a_node_is_not_refused(call: str) -> None:
         ("POST", PULL.encode(), b"", [*LENGTH, *LENGTH], 411),
         ("POST", PULL.encode(), b"", [(b"content-length", b"+3")], 411),
         ("POST", PULL.encode(), b"", [*LENGTH, (b"Transfer-Encoding", b"chunked")], 411),
-        ("POST", PULL.encode(), b"", [(b"content-length", str(LIMIT + 1).encode())], 413),
+        ("POST", PULL.encode(), b"", [(b"content-length", str(SMALL + 1).encode())], 413),
+        ("POST", OBJECT.encode(), b"", [(b"content-length", str(LIMIT + 1).encode())], 413),
         ("POST", PULL.encode(), b"", [(b"content-length", b"9" * 5000)], 413),
     ],
 )
@@ -75,6 +88,14 @@ def test_whatever_else_is_refused(
     refused = refusal(method, target, query, headers, set(CALLS))
     assert refused is not None
     assert refused[0] == status
+
+
+def test_an_object_may_be_larger_than_other_calls() -> None:
+    assert OBJECT in CALLS
+    large = [(b"content-length", str(LIMIT).encode())]
+    assert refusal("POST", OBJECT.encode(), b"", large, set(CALLS)) is None
+    small = [(b"content-length", str(SMALL).encode())]
+    assert refusal("POST", PULL.encode(), b"", small, set(CALLS)) is None
 
 
 class Server:
@@ -127,7 +148,12 @@ def front(superlink: Server) -> Iterator[int]:
     async def run() -> None:
         async with httpx.AsyncClient(base_url=f"http://{superlink.address}") as client:
             config = uvicorn.Config(
-                Front(client), port=port, http="h11", ws="none", lifespan="off", log_level="error"
+                Front(client, room=ROOM, seconds=PATIENCE),
+                port=port,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_level="error",
             )
             servers.append(uvicorn.Server(config))
             await servers[0].serve()
@@ -198,6 +224,86 @@ def test_bytes_that_two_readers_could_take_differently_reach_nobody(
     assert b"start-run" not in b"".join(body for *_, body in superlink.seen)
 
 
+def _announce(front: int, sent: bytes, length: int) -> socket.socket:
+    """A call under way, of which so much has come."""
+    connection = socket.create_connection(("127.0.0.1", front), timeout=20)
+    connection.sendall(HEAD + f"content-length: {length}\r\n\r\n".encode() + sent)
+    return connection
+
+
+def _status(connection: socket.socket) -> bytes:
+    with connection:
+        return connection.recv(4096).split(b"\r\n")[0]
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(front: int, superlink: Server) -> None:
+    began = time.monotonic()
+    assert _status(_announce(front, b"x" * 1000, 2000)) == b"HTTP/1.1 408 Request Timeout"
+    assert PATIENCE - 0.5 < time.monotonic() - began < PATIENCE + 10
+    assert superlink.seen == []
+
+
+def test_bodies_that_do_not_end_are_given_up_for_those_that_do(
+    front: int, superlink: Server
+) -> None:
+    piece = b"x" * 2**20
+    began = time.monotonic()
+    slow = [_announce(front, piece, 2 * 2**20) for _ in range(4)]
+    time.sleep(0.5)  # they fill the room
+    answer = httpx.post(f"http://127.0.0.1:{front}{PULL}", content=piece, timeout=20)
+    assert answer.content == b"pong"
+    assert [len(body) for *_, body in superlink.seen] == [2**20]
+    assert _status(slow[0]) == b"HTTP/1.1 408 Request Timeout"
+    assert time.monotonic() - began < PATIENCE, "it went before its time was over"
+    slow[3].sendall(piece)  # the youngest of them is still awaited
+    assert _status(slow[3]) == b"HTTP/1.1 200 OK"
+    for one in slow[1:3]:
+        one.close()
+
+
+def test_of_all_bodies_together_no_more_is_held_than_there_is_room_for() -> None:
+    peak, given_up = 0, 0
+
+    async def slow(bodies: Bodies) -> None:
+        nonlocal peak, given_up
+
+        async def receive() -> dict[str, object]:
+            nonlocal peak
+            peak = max(peak, bodies.held + sum(bodies._awaited.values()))
+            await asyncio.sleep(0.01)
+            return {"type": "http.request", "body": b"x" * 100, "more_body": True}
+
+        try:
+            async with bodies.read(receive):
+                pytest.fail("it never ends")
+        except TimeoutError:
+            given_up += 1
+
+    async def flood() -> Bodies:
+        bodies = Bodies(room=1000, seconds=0.5)
+        await asyncio.gather(*(slow(bodies) for _ in range(50)))
+        return bodies
+
+    left = asyncio.run(flood())
+    assert 0 < peak <= 1000
+    assert given_up == 50
+    assert (left.held, left._awaited) == (0, {})
+
+
+def test_there_is_a_most_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[uvicorn.Config] = []
+
+    class Silent:
+        def __init__(self, config: uvicorn.Config):
+            seen.append(config)
+
+        async def serve(self) -> None: ...
+
+    monkeypatch.setattr(module.uvicorn, "Server", Silent)
+    module.serve("127.0.0.1", 1, "127.0.0.1:2")
+    assert [config.limit_concurrency for config in seen] == [CONNECTIONS]
+
+
 def test_a_superlink_that_is_gone_is_told(superlink: Server) -> None:
     async def asked() -> int:
         async with httpx.AsyncClient(base_url="http://127.0.0.1:1") as nobody:
@@ -211,4 +317,6 @@ def test_a_superlink_that_is_gone_is_told(superlink: Server) -> None:
 def test_compose_passes_the_same_calls() -> None:
     told = (Path(__file__).parents[2] / "deploy" / "front.cfg").read_text()
     assert tuple(re.findall(r"acl a_call url -m str (\S+)", told)) == CALLS
-    assert f"req.hdr_val(content-length) gt {LIMIT}" in told
+    assert f"if {{ req.hdr_val(content-length) gt {LIMIT} }}" in told
+    assert f"acl an_object url -m str {OBJECT}\n" in told
+    assert f"if !an_object {{ req.hdr_val(content-length) gt {SMALL} }}" in told

@@ -57,6 +57,18 @@ def test_a_run_is_scored_apart_and_nothing_of_the_truth_is_left_with_the_server(
         conclude(run)
 
 
+def test_a_lock_that_leads_elsewhere_stops_a_score_and_what_it_leads_to_is_left(
+    small_run: Run, tmp_path: Path
+) -> None:
+    run, vaults = deployed_copy(small_run, tmp_path)
+    (tmp_path / "precious.txt").write_text("years of work")
+    (run.root / "run.lock").unlink(missing_ok=True)
+    (run.root / "run.lock").symlink_to(tmp_path / "precious.txt")
+    with pytest.raises(RunError, match="is a link, which no lock is"):
+        gather(run, vaults, tmp_path / "scored")
+    assert (tmp_path / "precious.txt").read_text() == "years of work"
+
+
 def test_later_commands_take_the_scored_directory(small_run: Run, tmp_path: Path) -> None:
     run, vaults = deployed_copy(small_run, tmp_path)
     score(run, vaults, tmp_path / "scored")

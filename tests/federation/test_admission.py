@@ -198,6 +198,16 @@ def test_the_share_of_the_test_set_bounds_an_evaluation(tmp_path: Path) -> None:
             door.evaluation(sent(wire.evaluated(bad)), 2)
 
 
+def test_a_server_without_the_data_is_told_the_size_of_the_test_set(tmp_path: Path) -> None:
+    spec, plan = small_spec("train.evaluate=true"), canned_plan()
+    run = Run.create(tmp_path / "run", spec, deployed=True, classes=CLASSES)
+    door = Admission(spec, run, plan.public, plan.initial, tested=101)
+    fair = wire.Evaluation(26, 1.0, 0.5)
+    assert door.evaluation(sent(wire.evaluated(fair)), 4) == fair
+    with pytest.raises(ReplyError, match="claims 27 examples, and its share has 26"):
+        door.evaluation(sent(wire.evaluated(fair._replace(examples=27))), 4)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [

@@ -16,6 +16,7 @@ from fedsim.federation.aggregation import (
     Reply,
     create_strategy,
     masking,
+    refuse_counters,
     refuse_too_few,
 )
 from tests.conftest import small_spec
@@ -39,6 +40,17 @@ def test_a_strategy_is_not_left_waiting_for_nodes_that_are_not_there() -> None:
         refuse_too_few(wants, 3, 1)
         with pytest.raises(RunError, match=r"round 2 has 1 clients .* asks for at least 3"):
             refuse_too_few(wants, 1, 2)
+
+
+def test_a_strategy_that_computes_in_place_is_not_given_counters() -> None:
+    fair = create_strategy(
+        small_spec("train={strategy: QFedAvg, strategy_options: {client_learning_rate: 0.05}}")
+    )
+    model = {"w": torch.zeros(2), "bn.num_batches_tracked": torch.tensor(3)}
+    refuse_counters(fair, {"w": model["w"]})
+    refuse_counters(create_strategy(small_spec()), model)
+    with pytest.raises(SpecError, match=r"cannot average counters.*'bn\.num_batches_tracked'"):
+        refuse_counters(fair, model)
 
 
 def test_secure_aggregation_is_the_last_defense() -> None:

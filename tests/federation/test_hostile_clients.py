@@ -303,6 +303,27 @@ def test_an_evaluation_that_is_none_is_left_out(case: str, tmp_path: Path) -> No
     assert list(run.rounds["test_accuracy"]) == [0.25]
 
 
+@pytest.mark.parametrize("claimed", [250_000, 17, 5])
+def test_one_client_does_not_set_the_accuracy_of_a_test_set_whose_size_is_known(
+    claimed: int, tmp_path: Path
+) -> None:
+    plan = canned_plan(EVALUATED)
+    lie = wire.evaluated(wire.Evaluation(claimed, 0.0, 1.0))
+    grid = CannedGrid(4, plan, {(BAD, EVALUATE): lambda content: lie})
+    run = federated(plan, grid, tmp_path / "run", tested=16)
+    assert [(kind, client) for kind, client, _ in told(run)] == [("evaluation_rejected", BAD)]
+    assert list(run.rounds["test_accuracy"]) == [0.25]
+
+
+def test_where_the_size_of_the_test_set_is_not_known_all_count_alike(tmp_path: Path) -> None:
+    plan = canned_plan(EVALUATED)
+    lie = wire.evaluated(wire.Evaluation(250_000, 0.0, 1.0))
+    grid = CannedGrid(4, plan, {(BAD, EVALUATE): lambda content: lie})
+    run = federated(plan, grid, tmp_path / "run")
+    assert list(run.rounds["test_accuracy"]) == pytest.approx([(3 * 0.25 + 1.0) / 4])
+    assert list(run.rounds["test_loss"]) == pytest.approx([3 * 1.5 / 4])
+
+
 def test_who_did_not_train_has_no_share_of_the_test_set(tmp_path: Path) -> None:
     plan = canned_plan(EVALUATED)
     grid = CannedGrid(4, plan, delays={(BAD, TRAIN): SILENT})

@@ -37,6 +37,17 @@ def test_weights_are_what_was_sent_moved_by_the_update(
     np.testing.assert_array_equal(record["frozen"].numpy(), [1.0, 1.0])
 
 
+@pytest.mark.parametrize("name", ["frozen", "mean", "head"])
+def test_what_is_done_to_an_array_in_place_reaches_nothing_else(name: str) -> None:
+    kept, source = {n: tensor.clone() for n, tensor in SENT.items()}, update("delta")
+    record = as_weights(SENT, source, 0.1)
+    before = record[name].numpy()
+    changed = record[name].numpy()
+    changed *= 7
+    np.testing.assert_array_equal(record[name].numpy(), before)
+    assert all(torch.equal(SENT[n], kept[n]) for n in SENT)
+
+
 def test_an_array_reads_as_one_of_flowers_own() -> None:
     array = as_weights(SENT, update("delta"), 0.1)["head"]
     assert (array.dtype, array.shape, array.stype) == ("float32", (2,), "numpy.ndarray")

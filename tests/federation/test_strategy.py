@@ -56,6 +56,26 @@ def test_the_aggregate_is_the_mean_of_what_the_clients_did(tmp_path: Path, uploa
         torch.testing.assert_close(after[name], expected, rtol=1e-5, atol=1e-7)
 
 
+QFEDAVG = (
+    "train={rounds: 2, evaluate: false, strategy: QFedAvg, "
+    "strategy_options: {client_learning_rate: 0.05}}"
+)
+
+
+def test_a_strategy_that_computes_in_place_leaves_what_is_frozen_as_it_was(tmp_path: Path) -> None:
+    spec = small_spec(QFEDAVG, "defenses=[{name: frozen_pe}]", "data.clients=3")
+    run = federate(spec, tmp_path / "run")
+    before, after = prepare(spec).initial["pos_embed"], read_checkpoint(run).arrays["pos_embed"]
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
+
+
+def test_a_strategy_without_a_mind_for_counters_is_refused_before_a_round(tmp_path: Path) -> None:
+    spec = small_spec(QFEDAVG, "model={name: resnet10t}", "data.clients=2")
+    with pytest.raises(SpecError, match="QFedAvg cannot average counters"):
+        federate(spec, tmp_path / "run")
+    assert not list_observations(tmp_path / "run" / "observations")
+
+
 def test_capturing_does_not_change_the_training(tmp_path: Path) -> None:
     """Kept, spooled for the aggregation only, or not captured at all: the same model."""
     from fedsim.federation.engines import run_federation

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import io
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from fedsim.core.files import (
     read_json,
     write_atomically,
 )
+from fedsim.core.reading import MOST_JSON, read_file
 from fedsim.core.run.paths import (
     CANARIES,
     CHECKPOINT,
@@ -103,13 +105,25 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone in the directory. However the process ends, the system releases its lock."""
+        """Alone in the directory. However the process ends, the system releases its lock.
+
+        What lies in the lock's place may be from anybody: what a link leads to is never written.
+        """
+        lock = self.root / LOCK
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            handle = os.open(lock, flags, 0o644)
         except OSError as error:
+            if error.errno == errno.ELOOP and lock.is_symlink():
+                raise RunError(f"'{lock}' is a link, which no lock is: delete it.") from None
             raise RunError(f"'{self.root}' cannot be written: {error.strerror}.") from error
         try:
+            about = os.fstat(handle)
+            # A second name for a file of its reader's is no link that anybody could be shown.
+            other = about.st_nlink > 1 and not os.pread(handle, 21, 0).strip().isdigit()
+            if not stat.S_ISREG(about.st_mode) or other:
+                raise RunError(f"'{lock}' is not a lock: delete it.")
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -205,7 +219,8 @@ class Run:
         record = read_record(self.root)
         if record is not None and record.spec is not None:
             return load_spec(record.spec)
-        if sheet_is_broken(read_sheet(self.root)):
+        sheet = read_sheet(self.root)
+        if sheet is None or sheet_is_broken(sheet):
             raise self._spec_lost()
         return load_spec(self.spec_path)
 
@@ -289,10 +304,13 @@ class Run:
 
     def events(self) -> list[dict[str, Any]]:
         """Everything that went wrong and was survived, oldest first."""
-        path = self.root / EVENTS
-        if not path.is_file():
+        try:
+            lines = read_file(self.root / EVENTS, MOST_JSON).split(b"\n")
+        except FileNotFoundError:
             return []
-        lines = path.read_bytes().split(b"\n")
+        except OSError as error:
+            lost = f"{EVENTS} cannot be read and is lost: {error.strerror}"
+            return [{"kind": "events_lost", "message": lost}]
         events = [_event(line) for line in lines if line.strip()]
         whole = [event for event in events if event is not None]
         if len(whole) < len(events):
@@ -321,8 +339,8 @@ class Run:
         if not path.is_file():
             raise RunError(f"'{self.root}' has no {name} yet.")
         try:
-            return pd.read_csv(path)
-        except ValueError as error:
+            return pd.read_csv(io.BytesIO(read_file(path)))
+        except (OSError, ValueError) as error:
             raise self._damaged(path) from error
 
     def _damaged(self, path: Path) -> DamagedError:

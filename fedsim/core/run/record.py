@@ -25,6 +25,7 @@ from fedsim.core.files import (
     sealed_text,
     write_atomically,
 )
+from fedsim.core.reading import MOST_JSON, read_file
 from fedsim.core.run.paths import RECORD, SPEC
 from fedsim.core.spec import Spec, read_content
 
@@ -76,7 +77,7 @@ def sheet_is_broken(content: bytes | None) -> bool:
 def read_sheet(root: Path) -> bytes | None:
     """The content of a run's spec.yaml; None where it cannot be read."""
     try:
-        return (root / SPEC).read_bytes()
+        return read_file(root / SPEC, MOST_JSON)
     except OSError:
         return None
 

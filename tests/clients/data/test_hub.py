@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import pickle
+import re
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from typing import Any
 import datasets
 import httpx
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from huggingface_hub import HfApi, constants
@@ -210,3 +215,141 @@ def test_a_folder_that_only_looks_like_a_data_set_is_one_sentence(tmp_path: Path
         (tmp_path / "saved" / "dataset_dict.json").write_text(content)
         with pytest.raises(DataError):
             load("hf:mine", tmp_path / "saved")
+
+
+# -- columns that anybody may have written ------------------------------------------------------
+
+PICTURE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+CLASSES = datasets.ClassLabel(names=["ant", "bee"])
+Column = tuple[Any, pa.Array]
+
+
+def _save_raw(folder: Path, **columns: Column) -> None:
+    """A saved data set of 30 rows, written by hand: the library itself would look into it."""
+    own: dict[str, Column] = {
+        "image": (datasets.Image(), pa.array([_picture(0)] * 30, PICTURE)),
+        "label": (CLASSES, pa.array([i % 2 for i in range(30)], pa.int64())),
+    }
+    own |= columns
+    features = datasets.Features({name: kind for name, (kind, _) in own.items()})
+    table = pa.table([values for _, values in own.values()], schema=features.arrow_schema)
+    folder.mkdir()
+    with (
+        pa.OSFile(str(folder / "data.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    state = {"_data_files": [{"filename": "data.arrow"}], "_fingerprint": "x", "_split": None}
+    shown = {"_format_columns": None, "_format_kwargs": {}, "_format_type": "numpy"}
+    (folder / "state.json").write_text(json.dumps(state | shown | {"_output_all_columns": False}))
+    datasets.DatasetInfo(features=features).write_to_directory(str(folder))
+
+
+@pytest.mark.parametrize("column", ["user", "label", "list of labels", "other"])
+def test_no_column_but_the_pictures_own_leads_to_a_file_or_an_address(
+    column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = save_picture(tmp_path / "face.png", 1)
+    rows = [{"bytes": None, "path": str(secret)}, {"bytes": None, "path": "http://nosuch/a.png"}]
+    name, kind, values = column, datasets.Image(), pa.array(rows * 15, PICTURE)
+    if column == "list of labels":
+        name, kind = "label", datasets.List(datasets.Image())
+        values = pa.array([[row] for row in rows * 15], pa.list_(PICTURE))
+    _save_raw(tmp_path / "saved", **{name: (kind, values)})
+    seen: list[object] = []
+    plain = Image.open
+    monkeypatch.setattr(Image, "open", lambda *a, **k: seen.append(a) or plain(*a, **k))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: seen.append(a) or [])
+    refused = pytest.raises(DataError, match="column")
+    with refused if name == "label" else contextlib.nullcontext():
+        assert load("hf:mine", tmp_path / "saved").groups is None
+    with pytest.raises(DataError, match="column"):
+        load("hf:mine", tmp_path / "saved", label=name)
+    assert seen == []
+
+
+LISTS = datasets.List(datasets.Value("int64"))
+ODD: dict[str, tuple[str, Any, pa.Array, str]] = {
+    "people of none": (
+        *("user", datasets.Value("string"), pa.array([None, "x"] * 15, pa.string())),
+        "row 0 of the data set has no value in its column 'user'",
+    ),
+    "a class of none": (
+        *("label", CLASSES, pa.array([1, None] * 15, pa.int64())),
+        "row 1 of the data set has no value in its column 'label'",
+    ),
+    "a word of none": (
+        *("label", datasets.Value("string"), pa.array([None, "x"] * 15, pa.string())),
+        "row 0 of the data set has no value in its column 'label'",
+    ),
+    "a class beyond the last": (
+        *("label", CLASSES, pa.array([1, 99] * 15, pa.int64())),
+        "row 1 of the data set is of class 99 by its column 'label', and there are 2",
+    ),
+    "a class below none": (
+        *("label", CLASSES, pa.array([-7, 1] * 15, pa.int64())),
+        "row 0 of the data set is of class -7",
+    ),
+    "classes of fractions": (
+        *("label", datasets.Value("float64"), pa.array([float("nan"), 1.0] * 15)),
+        "the column 'label' holds no classes",
+    ),
+    "classes of lists": (
+        *("label", LISTS, pa.array([[1] * (i % 3) for i in range(30)], pa.list_(pa.int64()))),
+        "the column 'label' holds no classes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_values_that_are_none_or_no_classes_are_one_sentence(case: str, tmp_path: Path) -> None:
+    name, kind, values, words = ODD[case]
+    _save_raw(tmp_path / "saved", **{name: (kind, values)})
+    with pytest.raises(DataError, match=re.escape(words)) as caught:
+        load("hf:mine", tmp_path / "saved")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "people",
+    [
+        ({"a": datasets.Value("int64")}, pa.array([{"a": i} for i in range(30)])),
+        (LISTS, pa.array([[1] * (i % 3) for i in range(30)], pa.list_(pa.int64()))),
+        (LISTS, pa.array([[1, 2]] * 30, pa.list_(pa.int64()))),
+        (datasets.Value("float64"), pa.array([0.5] * 30)),
+    ],
+    ids=["mappings", "ragged lists", "lists", "fractions"],
+)
+def test_a_column_that_names_nobody_is_no_group(people: Column, tmp_path: Path) -> None:
+    _save_raw(tmp_path / "saved", user=people)
+    assert load("hf:mine", tmp_path / "saved").groups is None
+
+
+def test_people_and_classes_may_be_numbers_or_words_however_the_table_is_shown(
+    tmp_path: Path,
+) -> None:
+    _save_raw(
+        tmp_path / "saved",
+        label=(datasets.Value("int64"), pa.array([2**62, 1] * 15)),
+        user=(datasets.Value("large_string"), pa.array(["b", "a"] * 15, pa.large_string())),
+    )
+    images = load("hf:mine", tmp_path / "saved")
+    assert images.classes == ("1", str(2**62))
+    assert images.groups is not None
+    assert images.groups.tolist() == images.labels.tolist()
+    assert images.image(0).shape == (3, 16, 16)
+
+
+def test_splits_that_do_not_fit_each_other_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = _table([0, 1, 2] * 10)
+    other = {"train": whole, "test": whole.remove_columns(["img"])}
+    monkeypatch.setattr(hub, "_open_folder", lambda path: other)
+    with pytest.raises(DataError, match="has no column 'img' of pictures in one of its splits"):
+        load("hf:mine", tmp_path, "test")
+    other["test"] = whole.remove_columns(["fine"])  # without classes it is not for test
+    assert 0 < len(load("hf:mine", tmp_path, "test")) < 30
+    monkeypatch.setattr(hub, "_open_folder", lambda path: {})
+    with pytest.raises(DataError, match="holds no table"):
+        load("hf:mine", tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -86,6 +87,80 @@ def test_events_noted_at_once_are_all_kept(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: run.note("test", f"event {number}"), range(24)))
     assert len(run.events()) == 24
+
+
+@pytest.mark.parametrize("lead", ["link", "second name"])
+def test_a_lock_that_leads_to_a_file_of_the_readers_leaves_it_alone(
+    lead: str, tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("years of work\n")
+    run = Run.create(tmp_path / "run", Spec())
+    lock = run.root / "run.lock"
+    if lead == "link":
+        lock.symlink_to(precious)
+    else:
+        lock.hardlink_to(precious)
+    with pytest.raises(RunError, match=r"is (a link|not a lock).*delete it"), run.locked():
+        pass
+    assert precious.read_text() == "years of work\n"
+    lock.unlink()
+    with run.locked():
+        assert lock.read_text() == f"{os.getpid()}\n"
+
+
+def test_a_link_to_nothing_makes_no_file_where_it_leads(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", Spec())
+    (run.root / "run.lock").symlink_to(tmp_path / "new")
+    with pytest.raises(RunError, match="is a link"), run.locked():
+        pass
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_pipe_in_the_place_of_the_lock_is_one_sentence(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", Spec())
+    os.mkfifo(run.root / "run.lock")
+    with pytest.raises(RunError, match="is not a lock"), run.locked():
+        pass
+
+
+def test_a_lock_with_a_second_name_of_its_own_is_taken(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", Spec())
+    with run.locked():
+        pass
+    (tmp_path / "backup").hardlink_to(run.root / "run.lock")
+    with run.locked():
+        assert (tmp_path / "backup").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_run_directory_may_be_a_link_itself(small_run: Run, tmp_path: Path) -> None:
+    shutil.copytree(small_run.root, tmp_path / "run")
+    (tmp_path / "linked").symlink_to(tmp_path / "run")
+    run = Run.open(tmp_path / "linked")
+    with run.locked():
+        assert len(run.scores) == len(small_run.scores)
+        assert run.summary == small_run.summary
+
+
+@pytest.mark.parametrize("name", ["run.json", "spec.yaml", "events.jsonl", "scores.csv"])
+@pytest.mark.parametrize("kind", ["device", "pipe", "link"])
+def test_what_is_no_file_is_never_waited_for_nor_read_without_end(
+    name: str, kind: str, small_run: Run, tmp_path: Path
+) -> None:
+    shutil.copytree(small_run.root, tmp_path / "run")
+    path = tmp_path / "run" / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else small_run.root / name)
+    run = Run.open(tmp_path / "run")  # of its record there are two
+    assert run.spec == small_run.spec
+    if name == "events.jsonl":
+        assert [event["kind"] for event in run.events()] == ["events_lost"]
+    if name == "scores.csv":
+        with pytest.raises(RunError if kind != "link" else DamagedError, match=r"scores\.csv"):
+            run.scores.any()
 
 
 def test_a_damaged_summary_is_one_sentence(small_run: Run, tmp_path: Path) -> None:
