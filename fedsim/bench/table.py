@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.bench.cells import NAIVE
-from fedsim.bench.doubts import BLIND, gathered, marks_of
+from fedsim.bench.doubts import gathered, marks_of
 from fedsim.core.metrics import METRICS, shown_in
 from fedsim.scoring.recovery import beside_baseline, recovered
 from fedsim.scoring.statistics import bootstrap, by_picture, count_pictures, picture_numbers
@@ -27,14 +27,13 @@ def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
             continue
         cell = pictures[(pictures["defense"] == defense) & (pictures["strength"] == strength)]
         own, guesses = cell[cell["attack"] == attack], cell[cell["attack"].isin(baselines)]
-        blind = own["seed"].isin(rows.loc[rows["doubt"].str.contains(BLIND), "seed"])
         ways.append(
             {
                 "defense": defense,
                 "strength": strength,
                 "attack": str(attack).removesuffix(NAIVE),
                 "adaptive": not str(attack).endswith(NAIVE),
-                **_leakage(own, _hits(own, guesses) & ~blind),
+                **_leakage(own, _hits(own, guesses)),
                 "verdict": ", ".join(dict.fromkeys(rows["verdict"])),
                 "doubts": gathered(rows["doubt"]),
                 "victims": int(rows["victims"].sum()),

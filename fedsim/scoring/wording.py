@@ -18,9 +18,9 @@ def words_of(entry: dict[str, Any]) -> str:
     behind = f"{entry['victims']} of {entry['victims_of']} victims"
     return {
         "LEAKS": f"{name} reconstructed the clients' pictures: {mean:.1f} dB on average, "
-        f"{closest(entry)} for the worst-hit client{against}; {behind}.",
+        f"{closest(entry)} for the worst-hit client{against}; {behind}.{_untold(entry)}",
         "PARTIAL": f"{name} learned more than a guess, {_extent(entry)}: {mean:.1f} dB on "
-        f"average{against}; {behind}.",
+        f"average{against}; {behind}.{_untold(entry)}",
         "NOT RECOVERED": f"{name} did not recover the pictures at this budget: {mean:.1f} dB on "
         f"average{against}; {behind}.{_undecided(entry)} A stronger attack may.",
         "INCOMPLETE": f"{name} is not done, because {entry.get('lacking')}: on {behind} no clear "
@@ -30,7 +30,8 @@ def words_of(entry: dict[str, Any]) -> str:
         f"safety.",
         "BASELINE": f"A guess that never sees the update scores {mean:.1f} dB; {behind}."
         if entry["is_baseline"]
-        else f"{name} never looked at an update, so what it scores is a guess: {mean:.1f} dB on "
+        else f"{name} never looked at an update or anything else that is private, so what it "
+        f"scores is a guess: {mean:.1f} dB on "
         f"average{against}; {behind}.",
     }[entry["verdict"]]
 
@@ -62,6 +63,14 @@ def _extent(entry: dict[str, Any]) -> str:
     if not entry["stand_out"]:
         return "without a clear picture"
     return f"and {stand_out_words(entry['stand_out'])}"
+
+
+def _untold(entry: dict[str, Any]) -> str:
+    """A picture that came back counts, whatever the ledger says; that it does not say how is
+    told."""
+    if not entry.get("untold"):
+        return ""
+    return " Its ledger does not say how: it names nothing that is private."
 
 
 def _undecided(entry: dict[str, Any]) -> str:

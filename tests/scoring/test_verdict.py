@@ -148,17 +148,35 @@ def test_a_mean_of_one_update_decides_nothing_but_is_told() -> None:
     assert "may be chance" not in verdict(table([12.5], [12]))["words"]
 
 
-@pytest.mark.parametrize("field", ["update", "traffic"])
-def test_who_never_looked_at_an_update_has_guessed(field: str) -> None:
-    scores = table([40, 40], [12, 12], ssim=0.9)
+def judged_with(scores: pd.DataFrame, *ledger: str) -> dict:
+    return summarise(scores, Spec(), ["mine", BASELINE], {"mine": list(ledger)}, [])[0]
 
-    def judged_with(*ledger: str) -> dict:
-        return summarise(scores, Spec(), ["mine", BASELINE], {"mine": list(ledger)}, [])[0]
 
-    assert judged_with("image_size", field)["verdict"] == "LEAKS"
-    blind = judged_with("image_size", "oracle_labels")
+@pytest.mark.parametrize(
+    "field", ["update", "traffic", "weights", "batch_statistics", "oracle_labels", "tampering"]
+)
+def test_who_never_looked_at_anything_private_has_guessed(field: str) -> None:
+    scores = table([20, 19, 21], [12, 12, 12])
+    assert judged_with(scores, "image_size", field)["verdict"] == "PARTIAL"
+    blind = judged_with(scores, "image_size", "priors", "surrogate")
     assert (blind["verdict"], blind["recovered"]) == ("BASELINE", 0)
     assert "mine never looked at an update" in blind["words"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        (table([40, 12], [12, 12]), "LEAKS"),
+        (table([12, 12], [12, 12], psnr_registered=[160, 12]), "LEAKS"),
+        (table([12, 29.6, 12], [12] * 3, ssim=[0.2, 0.9, 0.2]), "PARTIAL"),
+    ],
+)
+def test_no_ledger_overrules_a_picture_that_came_back(scores: pd.DataFrame, expected: str) -> None:
+    untold, told = judged_with(scores, "image_size"), judged_with(scores, "update")
+    assert (untold["verdict"], told["verdict"]) == (expected, expected)
+    assert untold["looked"]
+    assert "Its ledger does not say how" in untold["words"]
+    assert "ledger" not in told["words"]
 
 
 def test_who_crashed_before_it_looked_is_not_done() -> None:
