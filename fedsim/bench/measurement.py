@@ -118,10 +118,12 @@ def _fetched(future: Any, cell: Cell) -> Measured:
 
 
 def measure(bench: Bench, cell: Cell, root: Path) -> Measured:
-    """One cell, from its directories where it is done already."""
-    run = Run(root / "cells" / cell.folder)
-    if not run.summary_path.is_file():
-        audit(bench.attacked(cell), run.root)
+    """One cell, from its directories where it is done already. Those of another cell are refused,
+    and what is not as it was left is worked out again."""
+    run, attacked = Run(root / "cells" / cell.folder), bench.attacked(cell)
+    run.refuse_other(attacked)
+    if not run.is_concluded(attacked):
+        audit(attacked, run.root)
     trained = run
     if bench.section.utility:
         trained = Run(root / "utility" / cell.folder)

@@ -92,14 +92,17 @@ def json_line(content: Mapping[str, Any]) -> bytes:
     return sealed_text(json.dumps({**content, _SEAL: ""}) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """What `write_json` wrote; damage is an error."""
+def read_json(path: Path, *, unsealed: bool = True) -> Any:
+    """What `write_json` wrote; damage is an error. Content without a seal, made by others or
+    before there were any, is taken as it is, unless ``unsealed`` says otherwise."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
         raise DamagedError(f"'{path}' is damaged: {error.strerror}.") from error
+    if not unsealed and not _is_sealed(content, FILE_END):
+        raise DamagedError(f"'{path}' is damaged: it has no seal.")
     return parse_json(content, f"'{path}'")
 
 

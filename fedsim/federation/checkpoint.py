@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from flwr.serverapp.strategy import Strategy
 from pydantic import TypeAdapter, ValidationError
@@ -20,9 +19,9 @@ from torch import Tensor
 
 from fedsim.core.errors import DamagedError, RunError
 from fedsim.core.files import read_tensors, save_tensors
-from fedsim.core.run import ROUND_COLUMNS, Run
+from fedsim.core.run import Run
+from fedsim.core.run.rounds import as_table, rows_in
 
-_ROWS = TypeAdapter(list[dict[str, int | float | None]])
 _MEMORY = TypeAdapter(dict[str, Any])
 _PREFIX = "state of the server/"  # no parameter of a model has a slash in its name
 _SENT = "current_arrays"
@@ -44,11 +43,9 @@ def read_checkpoint(run: Run) -> Checkpoint:
         return Checkpoint([], {}, {})
     try:
         tensors, metadata = read_tensors(run.checkpoint)
-        rows = _ROWS.validate_json(metadata["rounds"])
-        if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
-            raise DamagedError("its rounds are not numbered from 1.")
+        rows = rows_in(metadata)
         memory = _MEMORY.validate_json(metadata.get("memory", "{}"))
-    except (DamagedError, KeyError, ValidationError) as error:
+    except (DamagedError, ValidationError) as error:
         raise RunError(
             f"'{run.checkpoint}' is damaged ({type(error).__name__}); go on with `fedsim audit "
             f"--resume` and the rounds are done again."
@@ -68,7 +65,7 @@ def write_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def write_rounds(run: Run, rows: list[dict[str, Any]]) -> None:
-    run.write_table("rounds", pd.DataFrame(rows, columns=list(ROUND_COLUMNS)))
+    run.write_table("rounds", as_table(rows))
 
 
 def held_by(strategy: Strategy) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import io
 import os
 import threading
@@ -51,6 +52,7 @@ from fedsim.core.run.paths import (
     result_path,
 )
 from fedsim.core.run.record import Record, read_record, read_sheet, sheet_is_broken, write_record
+from fedsim.core.run.rounds import read_rounds
 from fedsim.core.spec import Spec, load_spec, written_digest
 from fedsim.core.text import encoded, visible
 
@@ -275,7 +277,12 @@ class Run:
     @property
     def rounds(self) -> pd.DataFrame:
         """One row per federated round."""
-        return self._table(ROUNDS)
+        try:
+            return read_rounds(self.root)
+        except FileNotFoundError:
+            raise RunError(f"'{self.root}' has no {ROUNDS} yet.") from None
+        except DamagedError as error:
+            raise self._damaged(self.root / ROUNDS) from error
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -285,7 +292,22 @@ class Run:
             content: dict[str, Any] = read_json(self.summary_path)
         except DamagedError as error:
             raise self._damaged(self.summary_path) from error
+        if not isinstance(content, dict) or not isinstance(content.get("verdicts"), list):
+            raise self._damaged(self.summary_path)
         return content
+
+    def scores_digest(self) -> str:
+        """A hash of the scores as they lie; the summary that was made of them names it."""
+        return hashlib.sha256((self.root / SCORES).read_bytes()).hexdigest()[:32]
+
+    def is_concluded(self, spec: Spec) -> bool:
+        """Whether its summary is sealed, of this spec, and made of the scores beside it."""
+        try:
+            summary = read_json(self.summary_path, unsealed=False)
+            said = {key: summary.get(key) for key in ("spec_digest", "scores_digest")}
+            return said == {"spec_digest": spec.digest(), "scores_digest": self.scores_digest()}
+        except (DamagedError, AttributeError, OSError):
+            return False
 
     def events(self) -> list[dict[str, Any]]:
         """Everything that went wrong and was survived, oldest first."""
@@ -366,7 +388,9 @@ def _event(line: bytes) -> dict[str, Any] | None:
         event = parse_json(line + b"\n", "an event", LINE_END)
     except DamagedError:
         return None
-    whole = isinstance(event, dict) and all(
-        isinstance(event.get(key), str) for key in ("kind", "message")
-    )
-    return event if whole else None
+    if not isinstance(event, dict):
+        return None
+    words = all(isinstance(event.get(key), str) for key in ("kind", "message"))
+    numbers = all(type(event.get(key, 0)) in (int, type(None)) for key in ("round", "client"))
+    plain = all(isinstance(v, str | int | float | None) for v in event.values())
+    return event if words and numbers and plain else None
