@@ -156,7 +156,7 @@ def _columns() -> list[str]:
     return [
         *("attack", "round", "client", "image", "trial", "seconds"),
         *METRICS,
-        *("identified", "label_true", "label_recovered", "picture", FLAT),
+        *("identified", "label_true", "label_recovered", "picture", FLAT, "digest"),
     ]
 
 

@@ -42,7 +42,7 @@ def columns() -> list[str]:
         *("round", "client", "attack", "threat", "trial", "image"),
         *METRICS,
         *("label_true", "label_recovered", "identified", "seconds", "loss", "canary", "picture"),
-        FLAT,
+        *(FLAT, "digest"),
     ]
 
 
@@ -235,6 +235,7 @@ def _rows(
             "canary": canary,
             "picture": numbers[image],
             FLAT: yardstick.flat[image],
+            "digest": yardstick.digests[image],
         }
         for image in range(len(labels))
     ]
