@@ -44,6 +44,10 @@ class NotGranted(FedsimError):  # noqa: N818 - a word of the design
     """An attack read something its threat model does not grant."""
 
 
+class MisplacedObservationError(ObservationError):
+    """An observation, or what was sent in a round, lies where another one belongs."""
+
+
 class ForeignObservationError(ObservationError):
     """An observation lies in a run of another experiment."""
 
@@ -54,6 +58,10 @@ class ReplyError(FedsimError):
 
 class RunError(FedsimError):
     """A run directory cannot be used as asked."""
+
+
+class ForeignCheckpointError(RunError):
+    """A checkpoint lies in a run of another experiment."""
 
 
 class VaultError(RunError):

@@ -17,10 +17,10 @@ from flwr.serverapp.strategy import Strategy
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from fedsim.core.errors import DamagedError, RunError
+from fedsim.core.errors import DamagedError, ForeignCheckpointError, RunError
 from fedsim.core.files import read_tensors, save_tensors
 from fedsim.core.run import Run
-from fedsim.core.run.rounds import as_table, rows_in
+from fedsim.core.run.rounds import as_table, is_foreign, rows_in
 
 _MEMORY = TypeAdapter(dict[str, Any])
 _PREFIX = "state of the server/"  # no parameter of a model has a slash in its name
@@ -38,7 +38,7 @@ class Checkpoint(NamedTuple):
 
 
 def read_checkpoint(run: Run) -> Checkpoint:
-    """How far a run got; nothing, for a new one."""
+    """How far a run got; nothing, for a new one. A checkpoint of another run is an error."""
     if not run.checkpoint.is_file():
         return Checkpoint([], {}, {})
     try:
@@ -50,6 +50,11 @@ def read_checkpoint(run: Run) -> Checkpoint:
             f"'{run.checkpoint}' is damaged ({type(error).__name__}); go on with `fedsim audit "
             f"--resume` and the rounds are done again."
         ) from error
+    if is_foreign(metadata, run.present_digest()):
+        raise ForeignCheckpointError(
+            f"'{run.checkpoint}' is of a run of another spec ({metadata['spec']}); put back "
+            f"its own."
+        )
     arrays, remembered = split(tensors)
     return Checkpoint(rows, arrays, remembered, memory)
 
@@ -58,6 +63,8 @@ def write_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
     """Rounds and model in one file, so that they cannot disagree after a crash."""
     tensors = joined(checkpoint.arrays, checkpoint.state)
     about = {"rounds": json.dumps(checkpoint.rows)}
+    if (spec := run.present_digest()) is not None:
+        about["spec"] = spec
     if checkpoint.memory:
         about["memory"] = json.dumps(dict(checkpoint.memory))
     save_tensors(run.checkpoint, tensors, about)

@@ -131,7 +131,7 @@ class Run:
     def refuse_other(self, spec: Spec) -> None:
         """Raise where the directory holds something other than a run of this spec."""
         self._refuse_lost()
-        digest = self._present_digest()
+        digest = self.present_digest()
         if digest is not None and digest != spec.digest():
             raise RunError(
                 f"'{self.root}' already holds a run of another spec ({digest}, not "
@@ -146,7 +146,7 @@ class Run:
                 f"'{self.root}' is not empty and holds no run; choose another directory."
             )
 
-    def _present_digest(self) -> str | None:
+    def present_digest(self) -> str | None:
         """The digest of the spec whose run the directory holds, None where it holds no run."""
         record = read_record(self.root)
         if self._spec_is_whole():
@@ -278,7 +278,7 @@ class Run:
     def rounds(self) -> pd.DataFrame:
         """One row per federated round."""
         try:
-            return read_rounds(self.root)
+            return read_rounds(self.root, self.present_digest())
         except FileNotFoundError:
             raise RunError(f"'{self.root}' has no {ROUNDS} yet.") from None
         except DamagedError as error:

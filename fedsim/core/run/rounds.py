@@ -32,14 +32,24 @@ def rows_in(metadata: Mapping[str, str]) -> list[dict[str, Any]]:
     return rows
 
 
+def is_foreign(metadata: Mapping[str, str], spec: str | None) -> bool:
+    """Whether a checkpoint says that it is of a run of another spec than the one of this digest;
+    one from before it was named there says nothing."""
+    return spec is not None and metadata.get("spec", spec) != spec
+
+
 def as_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(ROUND_COLUMNS))
 
 
-def read_rounds(root: Path) -> pd.DataFrame:
-    """The rounds of a run; FileNotFoundError where it has none, and damage is an error."""
+def read_rounds(root: Path, spec: str | None = None) -> pd.DataFrame:
+    """The rounds of a run; FileNotFoundError where it has none, and damage is an error. Given the
+    digest of its ``spec``, a checkpoint of another run is not read."""
     try:
-        rows = rows_in(read_tensors(root / CHECKPOINT)[1])
+        metadata = read_tensors(root / CHECKPOINT)[1]
+        if is_foreign(metadata, spec):
+            raise DamagedError("it is of another run.")
+        rows = rows_in(metadata)
     except (FileNotFoundError, DamagedError):
         return _from_csv(root / ROUNDS)
     return pd.read_csv(io.StringIO(as_table(rows).to_csv(index=False)))
