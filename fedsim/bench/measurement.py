@@ -33,7 +33,7 @@ from fedsim.core.text import encoded
 from fedsim.defenses.applied import declared
 from fedsim.report.headline import baseline_of
 from fedsim.scoring.budgets import budgets
-from fedsim.scoring.recovery import FLAT
+from fedsim.scoring.recovery import FLAT, FLAT_SSIM
 
 Told = Callable[[int, int, str], None]  # cells done, of how many, which
 
@@ -156,7 +156,7 @@ def _columns() -> list[str]:
     return [
         *("attack", "round", "client", "image", "trial", "seconds"),
         *METRICS,
-        *("identified", "label_true", "label_recovered", "picture", FLAT, "digest"),
+        *("identified", "label_true", "label_recovered", "picture", FLAT, FLAT_SSIM, "digest"),
     ]
 
 

@@ -30,6 +30,7 @@ from fedsim.core.metrics import (
     match_shifted,
     psnr,
     psnr_registered,
+    ssim,
 )
 from fedsim.core.observation import (
     chosen_in,
@@ -41,7 +42,7 @@ from fedsim.core.run import Run, address_of
 from fedsim.core.vault import Truth, Vault
 from fedsim.scoring.canary import check_canaries
 from fedsim.scoring.identification import Gallery, Wanted
-from fedsim.scoring.recovery import FLAT, RECOVERED_DB
+from fedsim.scoring.recovery import FLAT, FLAT_SSIM, RECOVERED_DB
 
 _FAILURE = TypeAdapter(dict[str, str])
 _REGISTERED = "psnr_registered"
@@ -53,7 +54,7 @@ def columns() -> list[str]:
         *("round", "client", "attack", "threat", "trial", "image"),
         *METRICS,
         *("label_true", "label_recovered", "identified", "seconds", "loss", "canary", "picture"),
-        *(FLAT, "digest"),
+        *(FLAT, FLAT_SSIM, "digest"),
     ]
 
 
@@ -218,6 +219,7 @@ class Yardstick:
     wanted: Wanted | None  # the same pictures, as the gallery sees them
     digests: tuple[str, ...]  # by which a picture is known again
     flat: tuple[float, ...]  # the PSNR of the best flat colour
+    flat_ssim: tuple[float, ...]
 
     @classmethod
     def of(cls, truth: Tensor, gallery: Gallery | None) -> Yardstick:
@@ -229,6 +231,7 @@ class Yardstick:
             gallery.wanted(truth) if gallery is not None else None,
             tuple(pixel_digest(picture) for picture in truth),
             tuple(psnr(truth, mean_colour(truth)).tolist()),
+            tuple(ssim(truth, mean_colour(truth)).tolist()),
         )
 
     def measure(self, guess: Tensor, shifted: Tensor | None = None) -> dict[str, list[Any]]:
@@ -282,6 +285,7 @@ def _rows(
             "canary": canary,
             "picture": numbers[image],
             FLAT: yardstick.flat[image],
+            FLAT_SSIM: yardstick.flat_ssim[image],
             "digest": yardstick.digests[image],
         }
         for image in range(len(labels))

@@ -3,17 +3,18 @@
     BASELINE       the baseline itself, whatever it scores
     LEAKS          at least one picture at 30 dB or more, in place or once shifted, and 3 dB or
                    more above the better of the baseline and the best flat colour
-    PARTIAL        a single picture stands out: 10 dB or more above the better of the two, and 0.3
-                   SSIM or more above the baseline
+    PARTIAL        a single picture stands out: 10 dB and 0.3 SSIM or more above the better of the
+                   two, or 0.5 SSIM alone
     BASELINE       an attack that was done on every victim and by its ledger read nothing private
                    (no update, traffic, weights, statistics or labels): what it knows is no leak
     MIS-SPECIFIED  the canary failed: the protocol announced does not reproduce the updates
     INCOMPLETE     not every victim was scored in every trial, or not every picture beside the
                    baseline: less stands behind the scores than was asked for
-    PARTIAL        on average above the baseline in PSNR (in place or shifted) or SSIM, the 95 %
-                   interval of the paired difference wholly above 1 dB or 0.05, where more than one
-                   group of victims gives an interval; or pictures told from a gallery of others
-                   as often as chance would less than once in a thousand times
+    PARTIAL        on average above the better of baseline and best flat colour in PSNR (in place
+                   or shifted) or SSIM, the 95 % interval of the paired difference wholly above
+                   1 dB or 0.05, where more than one group of victims gives an interval; or pictures
+                   told from a gallery of others as often as chance would less than once in a
+                   thousand times
     NOT RECOVERED  otherwise: by this attack, at this budget
     NO RESULT      nothing to score: its jobs failed, or none of its victims was observed
 
@@ -39,7 +40,7 @@ from fedsim.core.attack import BASELINE
 from fedsim.core.metrics import METRICS
 from fedsim.core.spec import Spec
 from fedsim.scoring.canary import CANARY_TOLERANCE
-from fedsim.scoring.recovery import above_flat, beside_baseline, recovered, stands_out
+from fedsim.scoring.recovery import above_flat, above_free, beside_baseline, recovered, stands_out
 from fedsim.scoring.statistics import (
     KEYS,
     bootstrap,
@@ -208,9 +209,9 @@ def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int, asked: Aske
 
 
 def _above_baseline(paired: pd.DataFrame, seed: int) -> bool:
-    """Whether the mean difference to the baseline is surely more than its margin."""
+    """Whether the mean difference to what is had for nothing is surely more than its margin."""
     for metric, margin in MARGINS.items():
-        gain = paired[metric].astype(float) - paired[f"{metric}_baseline"].astype(float)
+        gain = above_free(paired, metric)
         if _surely(paired.assign(gain=gain), margin, seed):
             return True
     return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedsim.scoring.recovery import ABOVE_BASELINE_DB
+from fedsim.scoring.recovery import ABOVE_BASELINE_DB, STANDS_OUT_SSIM
 
 PARTIAL_DB, PARTIAL_SSIM = 1.0, 0.05
 
@@ -74,8 +74,15 @@ def _untold(entry: dict[str, Any]) -> str:
 
 
 def _undecided(entry: dict[str, Any]) -> str:
-    """One update has no interval, so a mean above the guess decides nothing; but it is told."""
+    """One update has no interval, so a mean above the guess decides nothing; but it is told, and
+    called chance only where it does not look like the picture either."""
     mean, base = entry["metrics"]["psnr"]["mean"], entry["baseline"]["psnr"]
     if entry["groups"] > 1 or base is None or mean - base <= PARTIAL_DB:
         return ""
+    alike, guess = entry["metrics"].get("ssim", {}).get("mean"), entry["baseline"].get("ssim")
+    if alike is not None and guess is not None and alike - guess >= STANDS_OUT_SSIM:
+        return (
+            f" It is {mean - base:.1f} dB and {alike - guess:.2f} SSIM above a guess, on one "
+            f"update alone, which has no interval."
+        )
     return f" That it is {mean - base:.1f} dB above a guess may be chance with one update alone."

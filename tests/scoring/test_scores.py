@@ -255,7 +255,7 @@ def test_the_flat_colour_is_the_best_of_all(run: Run) -> None:
     images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     images[1] = torch.tensor([0.2, 0.4, 0.6]).view(3, 1, 1)
     rows = score_jobs(run, [made(run, images, [1, 2], Reconstruction(images))])
-    assert list(rows.columns)[-2:] == ["psnr_flat", "digest"]
+    assert list(rows.columns)[-3:] == ["psnr_flat", "ssim_flat", "digest"]
     assert rows["psnr_flat"][1] == pytest.approx(CEILING_DB, abs=20)  # flat itself, up to rounding
     level = images[0].mean((1, 2), keepdim=True)
     best = psnr(images[:1], level.expand(3, 8, 8)[None])
@@ -355,7 +355,7 @@ def test_scores_from_before_there_were_flat_colours_open_everywhere(
     shelf = tmp_path / "shelf"
     for name in ("one", "two"):
         old = Run(shutil.copytree(small_run.root, shelf / name))
-        scores = old.scores.drop(columns=["psnr_flat"])
+        scores = old.scores.drop(columns=["psnr_flat", "ssim_flat", "digest"])
         old.write_table("scores", scores, parquet=True)
     write_report(old, jobs(old))
     Events(Silent(), old.root).conclude(old)
