@@ -40,6 +40,10 @@ class AttackError(FedsimError):
     """An attack cannot do its work on this observation."""
 
 
+class AttackCrashError(AttackError):
+    """An attack raised what would end a program: it has crashed, and nothing else ends."""
+
+
 class NotGranted(FedsimError):  # noqa: N818 - a word of the design
     """An attack read something its threat model does not grant."""
 
