@@ -112,12 +112,13 @@ def _film(film: Any, images: Tensor) -> dict[int, Tensor]:
     return plain
 
 
-def _labels(labels: Tensor) -> Tensor:
+def _labels(labels: Tensor) -> Tensor | None:
+    """Whole numbers; None where there are none, which is no belief."""
     numbers = _tensor(labels, torch.float64, "labels")
     whole = torch.isfinite(numbers) & (numbers == numbers.round()) & (numbers.abs() < LARGEST)
     if numbers.ndim != 1 or not bool(whole.all()):
         raise AttackError(f"the attack returned labels {tuple(numbers.shape)} that are no classes.")
-    return numbers.long()
+    return numbers.long() if len(numbers) else None
 
 
 def _tensor(value: Tensor, dtype: torch.dtype, what: str) -> Tensor:

@@ -115,6 +115,10 @@ def test_what_was_taken_is_read_again_from_its_file(tmp_path: Path) -> None:
     assert found.trace == [(10**30, math.inf)]
 
 
+def test_no_labels_are_no_belief() -> None:
+    assert plain_result(Reconstruction(IMAGES, labels=torch.zeros(0))).labels is None
+
+
 def test_a_lesson_is_made_anew_as_well() -> None:
     class Own(Lesson):
         pass
