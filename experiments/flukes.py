@@ -23,7 +23,7 @@ from torch.nn.functional import avg_pool2d, interpolate
 from fedsim.clients import images_of
 from fedsim.core.metrics import psnr, psnr_registered, ssim
 from fedsim.core.spec import DataSpec
-from fedsim.scoring.recovery import FLAT, recovered, stands_out
+from fedsim.scoring.recovery import FLAT, FLAT_SSIM, above_free, recovered, stands_out
 from fedsim.scoring.scores import mean_colour
 
 GREY = 0.45  # what the baseline answers where it knows no more
@@ -48,6 +48,7 @@ def compared(truth: Tensor, guess: Tensor) -> pd.DataFrame:
     flat, base = psnr(truth[None], mean_colour(truth[None])), psnr(truth[None], grey)
     columns = {"psnr": psnr(own, guess), "psnr_registered": psnr_registered(own, guess)}
     columns |= {"ssim": ssim(own, guess), FLAT: flat, "psnr_baseline": base}
+    columns |= {FLAT_SSIM: ssim(truth[None], mean_colour(truth[None]))}
     columns |= {"psnr_registered_baseline": base, "ssim_baseline": ssim(truth[None], grey)}
     return pd.DataFrame({name: value.expand(len(guess)).numpy() for name, value in columns.items()})
 
@@ -65,7 +66,7 @@ def main() -> None:
     rows = torch.randperm(len(data.labels), generator=coin)[: options.most].tolist()
     pictures, labels = torch.stack([data.image(row) for row in rows]), data.labels[rows]
     pairs = far = alarms = 0
-    best = float("-inf")
+    best = alike = float("-inf")
     for truth, label in track(list(zip(pictures, labels, strict=True)), transient=True):
         others = pictures[torch.from_numpy(labels != label)]
         for guess in guesses(truth, others, options.trials, coin):
@@ -74,9 +75,11 @@ def main() -> None:
             far += int(stands_out(scores).sum())
             alarms += int(recovered(scores).sum())
             best = max(best, float((scores["psnr"] - scores[FLAT]).max()))
+            alike = max(alike, float(above_free(scores, "ssim").max()))
     print(f"{len(pictures)} pictures of {options.size} px, {pairs} guesses that know nothing:")
     print(f"{far} stand out, {alarms} count as recovered")
     print(f"the closest is {best:.1f} dB above the best flat colour")
+    print(f"the most alike is {alike:.2f} SSIM above the better of that and a grey picture")
 
 
 if __name__ == "__main__":

@@ -27,9 +27,12 @@ from fedsim.core.attack import Reconstruction, traits_of
 from fedsim.core.errors import (
     DamagedError,
     FedsimError,
+    ForeignCheckpointError,
     ForeignObservationError,
+    MisplacedObservationError,
     MissingKeyError,
     RunError,
+    VaultError,
 )
 from fedsim.core.files import UNFINISHED, read_json, read_tensors
 from fedsim.core.observation import (
@@ -115,6 +118,13 @@ def _forget(run: Run, job: Job) -> None:
 def _mend_rounds(run: Run, spec: Spec, classes: int | None) -> None:
     try:
         checkpoint = read_checkpoint(run)
+    except ForeignCheckpointError as foreign:
+        if run.deployed:  # its own may still be somewhere, and nobody here can make it again
+            raise
+        run.checkpoint.unlink()
+        why = str(foreign).partition(";")[0]
+        run.note("mended", f"{why}; all rounds are done again")
+        return
     except RunError:
         _replace_checkpoint(run, spec)
         return
@@ -124,8 +134,10 @@ def _mend_rounds(run: Run, spec: Spec, classes: int | None) -> None:
         damage = _first_damage(run, spec, len(checkpoint.rows), classes)
     if damage is not None:
         round_, error = damage
-        foreign = isinstance(error, ForeignObservationError)
-        start = _redo(run, spec, checkpoint, 1 if foreign else round_)
+        of_another = isinstance(error, ForeignObservationError)
+        # Weights that name no round may have changed places like the rest.
+        nameless = not isinstance(error, MisplacedObservationError | VaultError)
+        start = _redo(run, spec, checkpoint, 1 if of_another else round_, nameless=nameless)
         run.note("mended", f"the rounds from {start} on are done again: {error}")
     elif checkpoint.rows:
         write_rounds(run, checkpoint.rows)
@@ -181,7 +193,7 @@ def _first_damage(
     for round_ in range(1, done + 1):
         try:
             if round_ in observed:
-                read_weights(weights_path(run.observations, round_))
+                read_weights(weights_path(run.observations, round_), round_, spec.digest())
             for client in spec.cohort(round_):
                 if (round_, client) in absent:
                     continue
@@ -196,15 +208,19 @@ def _first_damage(
     return None
 
 
-def _redo(run: Run, spec: Spec, checkpoint: Checkpoint, round_: int) -> int:
-    """Set the run back to before a round, or to the last one before it that it can start from."""
+def _redo(
+    run: Run, spec: Spec, checkpoint: Checkpoint, round_: int, *, nameless: bool = True
+) -> int:
+    """Set the run back to before a round, or to the last one before it that it can start from; from
+    weights that do not name their round only where ``nameless`` says so."""
     run.canaries.unlink(missing_ok=True)
     # What a strategy remembered then is lost; one without a memory needs the weights alone.
     earlier = [] if checkpoint.state else [r for r in observed_rounds(spec) if 1 < r <= round_]
     for start in reversed(earlier):
         try:
             path = weights_path(run.observations, start)
-            weights, memory = read_weights(path), remembered(path)
+            weights = read_weights(path, start, spec.digest(), nameless=nameless)
+            memory = remembered(path)
         except FedsimError:
             continue
         write_checkpoint(run, Checkpoint(checkpoint.rows[: start - 1], weights, {}, memory))

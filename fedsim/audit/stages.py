@@ -188,6 +188,7 @@ def conclude(
         summary = {
             "name": spec.name,
             "spec_digest": spec.digest(),
+            "scores_digest": run.scores_digest(),
             "threat": spec.threat.model,
             "oracle_labels": spec.threat.oracle_labels,
             "baseline": baseline,
@@ -212,10 +213,13 @@ def conclude(
 
 
 def _rounds(run: Run) -> pd.DataFrame:
-    """The rounds of the run; an empty table where none was recorded."""
+    """The rounds of the run; an empty table where none was recorded, or none can be read."""
     try:
         return run.rounds
     except RunError:
+        return pd.DataFrame(columns=["round"])
+    except DamagedError as error:
+        run.note("damaged", f"the rounds are left out: {error}")
         return pd.DataFrame(columns=["round"])
 
 

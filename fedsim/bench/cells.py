@@ -16,8 +16,11 @@ adapt to a defense runs both ways, and the stronger of the two counts.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from fedsim.defenses.applied import declared
 
 NAIVE = " naive"
 UNDEFENDED = "none"
+LONGEST = 120  # characters of a folder's name before the seed
 
 
 class Axis(BaseModel):
@@ -73,7 +77,45 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        return re.sub(r"[^\w.=-]+", "-", f"{self.label}-seed-{self.seed}")
+        """Its label as a file may be called; where another label could be called the same, with a
+        hash of its own."""
+        name = re.sub(r"[^\w.=-]+", "-", self.label)
+        told_apart = re.fullmatch(r"[\w.=]+( [\w.=]+)*", self.label, re.ASCII)
+        if not told_apart or len(name) > LONGEST:
+            own = hashlib.sha256(self.label.encode(errors="surrogatepass")).hexdigest()[:8]
+            name = f"{name[:LONGEST]}-{own}"
+        return f"{name}-seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """One strength of an axis, in brief words and in full ones, which no other has."""
+
+    defense: str
+    brief: str
+    full: str
+    components: tuple[Component, ...] = ()
+    levers: tuple[str, ...] = ()
+
+
+def _settings(axis: Axis) -> Iterator[_Setting]:
+    for lever in axis.levers:
+        yield _Setting(axis.name, lever.partition("=")[2], lever, levers=(lever,))
+    before = [Component.model_validate(c) for c in axis.with_]
+    for strength in [] if axis.levers else axis.strengths:
+        component = Component.model_validate({**strength, "name": axis.name})
+        brief, full = (
+            " ".join([words(strength), *_beside(axis.with_, words)]).strip()
+            for words in (_short, _full)
+        )
+        yield _Setting(axis.name, brief, full, (*before, component))
+
+
+def _beside(others: Iterable[Mapping[str, Any]], words: Callable[..., str]) -> Iterator[str]:
+    """The defenses that act before the one an axis is of."""
+    for other in others:
+        rest = {key: value for key, value in other.items() if key != "name"}
+        yield f"with {other['name']} {words(rest)}".strip()
 
 
 @dataclass(frozen=True)
@@ -85,15 +127,14 @@ class Bench:
 
     def cells(self) -> Iterator[Cell]:
         """Seed by seed, so that an interrupted bench has whole tables first."""
+        settings = [setting for axis in self.section.defenses for setting in _settings(axis)]
+        times = Counter((setting.defense, setting.brief) for setting in settings)
         for seed in self.section.seeds:
             yield Cell(UNDEFENDED, "", seed)
-            for axis in self.section.defenses:
-                for lever in axis.levers:
-                    yield Cell(axis.name, lever.partition("=")[2], seed, levers=(lever,))
-                for strength in [] if axis.levers else axis.strengths:
-                    before = [Component.model_validate(c) for c in axis.with_]
-                    component = Component.model_validate({**strength, "name": axis.name})
-                    yield Cell(axis.name, _short(strength), seed, (*before, component))
+            for setting in settings:
+                alone = times[setting.defense, setting.brief] == 1
+                strength = setting.brief if alone else setting.full
+                yield Cell(setting.defense, strength, seed, setting.components, setting.levers)
 
     def attacked(self, cell: Cell) -> Spec:
         """The federation that is attacked."""
@@ -137,11 +178,25 @@ def load_bench(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
             raise SpecError(f"bench.utility: '{part}' is no section of a spec.")
         if not isinstance(changes, dict):
             raise SpecError(f"bench.utility.{part}: list what differs there, as in a spec.")
-    for cell in _cells(bench):
+    cells = list(_cells(bench))
+    _refuse_namesakes(cells)
+    for cell in cells:
         declared(cell.components)
         bench.attacked(cell)
         bench.trained(cell)
     return bench
+
+
+def _refuse_namesakes(cells: Iterable[Cell]) -> None:
+    """Raise where two cells would share a line of the table or a folder."""
+    met: dict[str, Cell] = {}
+    for cell in cells:
+        for name in (f"{cell.label} seed {cell.seed}", cell.folder):
+            if met.setdefault(name, cell) is not cell:
+                raise SpecError(
+                    f"bench.defenses: two cells are called '{cell.label}' with seed {cell.seed}; "
+                    f"list each strength and seed once, and give each lever a name of its own."
+                )
 
 
 def _cells(bench: Bench) -> Iterator[Cell]:
@@ -173,6 +228,11 @@ def both_ways(attacks: Iterable[Component], components: Iterable[Component]) -> 
 def _adapts(attack: Component) -> bool:
     fields = dataclasses.fields(resolve("attack", ATTACKS, attack.name))
     return any(field.name == "adaptive" for field in fields)
+
+
+def _full(strength: Mapping[str, Any]) -> str:
+    """A strength in words that no other has."""
+    return " ".join(f"{key}={json.dumps(value, default=str)}" for key, value in strength.items())
 
 
 def _short(strength: Mapping[str, Any]) -> str:

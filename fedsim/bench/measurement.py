@@ -33,7 +33,7 @@ from fedsim.core.text import encoded
 from fedsim.defenses.applied import declared
 from fedsim.report.headline import baseline_of
 from fedsim.scoring.budgets import budgets
-from fedsim.scoring.recovery import FLAT
+from fedsim.scoring.recovery import FLAT, FLAT_SSIM
 
 Told = Callable[[int, int, str], None]  # cells done, of how many, which
 
@@ -118,10 +118,12 @@ def _fetched(future: Any, cell: Cell) -> Measured:
 
 
 def measure(bench: Bench, cell: Cell, root: Path) -> Measured:
-    """One cell, from its directories where it is done already."""
-    run = Run(root / "cells" / cell.folder)
-    if not run.summary_path.is_file():
-        audit(bench.attacked(cell), run.root)
+    """One cell, from its directories where it is done already. Those of another cell are refused,
+    and what is not as it was left is worked out again."""
+    run, attacked = Run(root / "cells" / cell.folder), bench.attacked(cell)
+    run.refuse_other(attacked)
+    if not run.is_concluded(attacked):
+        audit(attacked, run.root)
     trained = run
     if bench.section.utility:
         trained = Run(root / "utility" / cell.folder)
@@ -154,7 +156,7 @@ def _columns() -> list[str]:
     return [
         *("attack", "round", "client", "image", "trial", "seconds"),
         *METRICS,
-        *("identified", "label_true", "label_recovered", "picture", FLAT),
+        *("identified", "label_true", "label_recovered", "picture", FLAT, FLAT_SSIM, "digest"),
     ]
 
 

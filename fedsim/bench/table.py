@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 
 from fedsim.bench.cells import NAIVE
-from fedsim.bench.doubts import BLIND, gathered, marks_of
+from fedsim.bench.doubts import gathered, marks_of
 from fedsim.core.metrics import METRICS, shown_in
+from fedsim.report.headline import rank_of
 from fedsim.scoring.recovery import beside_baseline, recovered
-from fedsim.scoring.statistics import bootstrap, by_picture, count_pictures, picture_numbers
+from fedsim.scoring.statistics import bootstrap, by_picture, count_pictures
 
 CELL = ["defense", "strength"]
 KEYS = [*CELL, "attack"]
@@ -19,23 +20,26 @@ PICTURE = ["seed", "round", "client", "image"]
 
 
 def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
-    """One row per defense, strength and attack; of an attack that ran both ways, the stronger."""
+    """One row per defense, strength and attack. Of an attack that ran both ways the means are the
+    stronger one's; a picture that either recovered is recovered, and so is the worst case."""
     baselines = set(outcomes.loc[outcomes["baseline"], "attack"])
     ways = []
+    hits: dict[tuple[Any, ...], list[pd.Series]] = {}  # by the picture that a row is of
     for (defense, strength, attack), rows in outcomes.groupby(KEYS, sort=False):
         if rows["baseline"].all():
             continue
         cell = pictures[(pictures["defense"] == defense) & (pictures["strength"] == strength)]
         own, guesses = cell[cell["attack"] == attack], cell[cell["attack"].isin(baselines)]
-        blind = own["seed"].isin(rows.loc[rows["doubt"].str.contains(BLIND), "seed"])
+        name = str(attack).removesuffix(NAIVE)
+        found = _hits(own, guesses).set_axis(_known_as(own))
+        hits.setdefault((defense, strength, name), []).append(found)
         ways.append(
             {
                 "defense": defense,
                 "strength": strength,
-                "attack": str(attack).removesuffix(NAIVE),
+                "attack": name,
                 "adaptive": not str(attack).endswith(NAIVE),
-                **_leakage(own, _hits(own, guesses) & ~blind),
-                "verdict": ", ".join(dict.fromkeys(rows["verdict"])),
+                **_leakage(own),
                 "doubts": gathered(rows["doubt"]),
                 "victims": int(rows["victims"].sum()),
                 "victims_of": int(rows["victims_of"].sum()),
@@ -55,7 +59,33 @@ def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
     }
     # Either way's trouble is the cell's: the way that failed may have been the stronger.
     doubts = both.groupby(KEYS, sort=False)["doubts"].agg(gathered).reindex(index).to_numpy()
-    return chosen.assign(**by_way, doubts=doubts).drop(columns="adaptive").reset_index(drop=True)
+    worst = both.groupby(KEYS, sort=False)["psnr_worst"].max().reindex(index).to_numpy()
+    either: dict[str, Any] = {
+        "doubts": doubts,
+        "psnr_worst": worst,
+        "recovered": [_share_recovered(hits[key]) for key in index],
+        "verdict": [_strongest(outcomes, *key) for key in index],
+    }
+    table = chosen.assign(**by_way, **either)
+    return table.drop(columns="adaptive").reset_index(drop=True)
+
+
+def _strongest(outcomes: pd.DataFrame, defense: str, strength: str, attack: str) -> str:
+    """The verdicts of an attack on a cell, each seed's the stronger of its ways."""
+    here = (outcomes["defense"] == defense) & (outcomes["strength"] == strength)
+    own = outcomes[here & outcomes["attack"].isin([attack, f"{attack}{NAIVE}"])]
+    by_seed = [list(rows) for _, rows in own.groupby("seed", sort=False)["verdict"]]
+    return ", ".join(dict.fromkeys(min(rows, key=_rank) for rows in by_seed))
+
+
+def _rank(verdict: str) -> int:
+    return rank_of(verdict, declined=True)
+
+
+def _share_recovered(hits: list[pd.Series]) -> float:
+    """The share of pictures that any trial of any way recovered."""
+    each = pd.concat(hits) if hits else pd.Series(dtype=bool)
+    return float(each.groupby(level=0).any().mean()) if len(each) else 0.0
 
 
 def _hits(own: pd.DataFrame, guesses: pd.DataFrame) -> pd.Series:
@@ -64,13 +94,13 @@ def _hits(own: pd.DataFrame, guesses: pd.DataFrame) -> pd.Series:
     return recovered(beside_baseline(own, guesses, keys)).set_axis(own.index)
 
 
-def _leakage(pictures: pd.DataFrame, hits: pd.Series) -> dict[str, Any]:
+def _leakage(pictures: pd.DataFrame) -> dict[str, Any]:
     """Means over pictures and seeds, each picture the mean of its trials; the interval resamples
-    victims. A picture is recovered (``hits``), and is the worst case, in any trial."""
+    victims. The worst case is that of any trial."""
     averaged = (*METRICS, "identified")
     nothing = {"pictures": 0, **dict.fromkeys(averaged)}
     if pictures.empty:
-        return {**nothing, "psnr_low": None, "psnr_high": None, "recovered": 0.0}
+        return {**nothing, "psnr_low": None, "psnr_high": None, "psnr_worst": None}
     rows = _apart(pictures)
     means = {
         name: float(by_picture(rows, name)["value"].mean()) if rows[name].notna().any() else None
@@ -78,28 +108,39 @@ def _leakage(pictures: pd.DataFrame, hits: pd.Series) -> dict[str, Any]:
     }
     low, high = bootstrap(rows, "psnr", seed=0)
     right = rows.assign(right=(rows["label_true"] == rows["label_recovered"]).astype(float))
-    best = rows["psnr"].astype(float).groupby(picture_numbers(rows)).max()
     jobs = pictures.groupby(["seed", "round", "client", "trial"])["seconds"].first()
     return {
         "pictures": count_pictures(rows),
         **means,
         "psnr_low": low,
         "psnr_high": high,
-        "psnr_worst": float(best.max()),
-        "recovered": float(hits.groupby(picture_numbers(rows)).any().mean()),
+        "psnr_worst": float(rows["psnr"].astype(float).max()),
         "labels": float(by_picture(right, "right")["value"].mean()),
         "attack_seconds": float(jobs.sum()),
     }
 
 
 def _apart(pictures: pd.DataFrame) -> pd.DataFrame:
-    """Rounds and pictures of different seeds are different ones."""
+    """Rounds of different seeds are different ones. So are pictures, unless their pixels say that
+    they are the same: seeds deal out one data set, and a picture counts once."""
     seed = pictures["seed"].astype(str) + "/"
     apart = pictures.assign(round=seed + pictures["round"].astype(str))
     if "picture" in pictures:
         known = pictures["picture"].notna()
         apart["picture"] = (seed + pictures["picture"].astype(str)).where(known)
+    if {"digest", "picture"} <= set(pictures):
+        apart["picture"] = pictures["digest"].where(pictures["digest"].notna(), apart["picture"])
     return apart
+
+
+def _known_as(pictures: pd.DataFrame) -> pd.Index:
+    """What the picture of each row is known by, whichever attack it is of."""
+    rows = _apart(pictures)
+    places = rows[[name for name in ("round", "client", "image") if name in rows]]
+    words = places.astype(str).agg(" ".join, axis=1) if len(rows) else pd.Series(dtype=str)
+    if "picture" in rows:
+        words = rows["picture"].astype(str).where(rows["picture"].notna(), words)
+    return pd.Index(words)
 
 
 def _cost(rows: pd.DataFrame) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from fedsim.core.knowledge import (
     View,
     granted_by,
 )
+from fedsim.core.ledger import Ledger
 from fedsim.core.manoeuvre import Isolated
 from fedsim.core.notebook import Notebook
 from fedsim.core.observation import Observation, is_finite, recorded_checksum
@@ -169,14 +170,14 @@ def observed_by(job: AnyJob, granted: frozenset[str]) -> list[Path]:
 
 
 def traffic_of(
-    observations: Path, handout: Handout, until: int, seed: int, ledger: list[str] | None = None
+    observations: Path, handout: Handout, until: int, seed: int, ledger: Ledger | None = None
 ) -> Traffic:
     """The observations of all rounds up to ``until``, without those that are not finite."""
     handout = handout.blank()
     paths = [path for path in list_observations(observations) if address_of(path)[0] <= until]
     addresses = tuple(address_of(path) for path in paths if is_finite(path))
 
-    read = ledger if ledger is not None else []
+    read = ledger if ledger is not None else Ledger()
 
     def open_(round_: int, client: int) -> View:
         path = observation_path(observations, round_, client)
@@ -232,7 +233,7 @@ def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) ->
     attack = create_attack(job.attack.name, **job.attack.params)
     if not reads_traffic(attack, handout.granted):
         raise NotGranted(f"{job.name} needs the traffic, which the threat model does not grant.")
-    seed, ledger = job.seed(handout.seed), list[str]()
+    seed, ledger = job.seed(handout.seed), Ledger()
     traffic = traffic_of(job.observations, handout, job.round, seed, ledger)
     began = time.perf_counter()
     with sealed():
@@ -258,9 +259,10 @@ def perform(
     """Run one job here and now. What comes back is the testbed's own, and none of its author's code
     runs after the seal is off."""
     observation = read_seen(job.observation, handout.granted)
-    desk = Desk(job.seed(handout.seed), [], Notebook(job.notebook), job.memory)
+    ledger = Ledger()
+    desk = Desk(job.seed(handout.seed), ledger, Notebook(job.notebook, ledger), job.memory)
     folder, blank = job.observations, handout.blank()
-    traffic = partial(traffic_of, folder, blank, job.round, desk.seed, desk.ledger)
+    traffic = partial(traffic_of, folder, blank, job.round, desk.seed, ledger)
     attack = create_attack(job.attack.name, **job.attack.params)
     began = time.perf_counter()
     device = resolve_device(handout.device)
@@ -268,7 +270,8 @@ def perform(
     found = None if job.attack.is_baseline else isolated_in(observation, handout.granted)
     if found is not None and not found.pictures:
         result = _nothing_left(observation, found)
-        desk.ledger.extend(["tampering", "update"])  # what the server found that out by
+        for name in ("tampering", "update"):  # what the server found that out by
+            ledger.note(name)
     else:
         view = _view(observation, handout, desk, secrets, traffic, found)
         with sealed():
@@ -277,7 +280,7 @@ def perform(
         result.notes += [found.words] if found is not None and found.words else []
         _check(result, observation)
     result.seconds = time.perf_counter() - began
-    result.ledger, result.observation = list(desk.ledger), observation.checksum
+    result.ledger, result.observation = list(ledger), observation.checksum
     result.made_by, result.code = job.digest(handout.seed), code_of(job.attack.name)
     return result
 

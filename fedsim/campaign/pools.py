@@ -33,12 +33,12 @@ from fedsim.campaign.remote_files import (
     stamps,
     work_on,
 )
-from fedsim.campaign.watchdog import guarded
+from fedsim.campaign.watchdog import broken_off, guarded
 from fedsim.cluster.local import ATTACK_RESOURCE
 from fedsim.cluster.session import own_version, refuse_version, still_up, worker_gpus
 from fedsim.core.attack import Lesson, Progress, Reconstruction
 from fedsim.core.device import threads
-from fedsim.core.errors import AttackError, FedsimError, RunError
+from fedsim.core.errors import AttackCrashError, AttackError, FedsimError, RunError
 from fedsim.core.files import write_json
 from fedsim.core.keyring import VARIABLE
 from fedsim.core.knowledge import Secrets
@@ -169,7 +169,9 @@ class Pool(ABC):
 
 
 def _kind(error: FedsimError) -> str:
-    """An attack that declines is a finding; anything else is a fault of the run."""
+    """An attack that declines is a finding; anything else is a fault of it or of the run."""
+    if isinstance(error, AttackCrashError):
+        return "crashed"
     return "declined" if isinstance(error, AttackError) else "fault"
 
 
@@ -254,6 +256,11 @@ class AttackWorker:
                 raise _VerdictError(type(error).__name__, _worded(error)) from None
             except Exception as error:  # no class of an attack's own leaves its process
                 raise _CrashError(_crash(error)) from None
+            except (
+                BaseException
+            ) as error:  # which would end the worker, and its other jobs' with it
+                crash = broken_off(error)
+                raise _VerdictError(type(crash).__name__, str(crash)) from None
 
     def status(self) -> Sign:
         return self.state
@@ -454,9 +461,8 @@ class RayPool(Pool):
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, _VerdictError):
                 name, message = error.cause.args
-                raise (AttackError if name == AttackError.__name__ else FedsimError)(
-                    message
-                ) from None
+                known = {kind.__name__: kind for kind in (AttackError, AttackCrashError)}
+                raise known.get(name, FedsimError)(message) from None
             raise
         except ray.exceptions.RayActorError as error:
             raise _LostError(home.node) from error

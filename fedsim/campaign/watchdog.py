@@ -19,7 +19,8 @@ import torch
 
 from fedsim.campaign.pulse import HungError, Limits, Pulse
 from fedsim.core.attack import Progress
-from fedsim.core.errors import AttackError
+from fedsim.core.errors import AttackCrashError
+from fedsim.core.plain import plain_text
 
 Result = TypeVar("Result")
 
@@ -39,20 +40,28 @@ def guarded(
     outcome: Future[Result] = Future()
     cpu_threads = torch.get_num_threads()
 
+    ours: list[BaseException] = []  # what whoever watches raised, in the attack's thread
+
     def report(done: int, total: int, loss: float | None = None) -> None:
         if given_up.is_set():
             raise EndedError
         pulse.beat(total)
-        progress(done, total, loss)
+        try:
+            progress(done, total, loss)
+        except BaseException as error:
+            ours.append(error)
+            raise
 
     def run() -> None:
         try:
             torch.set_num_threads(cpu_threads)  # a count of each thread's own
             outcome.set_result(work(report))
-        except (SystemExit, GeneratorExit) as error:  # of a thread: it ends nothing else
-            outcome.set_exception(AttackError(f"the attack raised {type(error).__name__}."))
-        except BaseException as error:
+        except Exception as error:
             outcome.set_exception(error)
+        except BaseException as error:
+            # Ctrl-C reaches the thread that waits. One of the attack's own ends nothing but it.
+            mine = isinstance(error, EndedError) or any(error is other for other in ours)
+            outcome.set_exception(error if mine else broken_off(error))
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
@@ -65,6 +74,11 @@ def guarded(
         _end(thread)
         raise
     return outcome.result()
+
+
+def broken_off(error: BaseException) -> AttackCrashError:
+    """What is said of an attack that raised what no handler of ordinary errors catches."""
+    return AttackCrashError(f"the attack raised {plain_text(type(error).__name__)}.")
 
 
 def _end(thread: threading.Thread) -> None:

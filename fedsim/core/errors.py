@@ -40,8 +40,16 @@ class AttackError(FedsimError):
     """An attack cannot do its work on this observation."""
 
 
+class AttackCrashError(AttackError):
+    """An attack raised what would end a program: it has crashed, and nothing else ends."""
+
+
 class NotGranted(FedsimError):  # noqa: N818 - a word of the design
     """An attack read something its threat model does not grant."""
+
+
+class MisplacedObservationError(ObservationError):
+    """An observation, or what was sent in a round, lies where another one belongs."""
 
 
 class ForeignObservationError(ObservationError):
@@ -54,6 +62,10 @@ class ReplyError(FedsimError):
 
 class RunError(FedsimError):
     """A run directory cannot be used as asked."""
+
+
+class ForeignCheckpointError(RunError):
+    """A checkpoint lies in a run of another experiment."""
 
 
 class VaultError(RunError):

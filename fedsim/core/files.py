@@ -93,11 +93,14 @@ def json_line(content: Mapping[str, Any]) -> bytes:
     return sealed_text(json.dumps({**content, _SEAL: ""}) + "\n")
 
 
-def read_json(path: Path, *, links: bool = False) -> Any:
+def read_json(path: Path, *, links: bool = False, unsealed: bool = True) -> Any:
     """What `write_json` wrote; damage is an error, and so is a link unless ``links`` are followed,
-    as for a file that the user named."""
+    as for a file that the user named. Content without a seal, made by others or before there were
+    any, is taken as it is, unless ``unsealed`` says otherwise."""
     with _telling(path):
         content = read_file(path, MOST_JSON, links=links)
+    if not unsealed and not _is_sealed(content, FILE_END):
+        raise DamagedError(f"'{path}' is damaged: it has no seal.")
     return parse_json(content, f"'{path}'")
 
 

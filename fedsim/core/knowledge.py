@@ -1,16 +1,19 @@
 """Knowledge: what a threat model grants, and the View through which an attack reads it.
 
 A View holds only what is granted: what is not cannot be reached through it. Reading anything else
-raises `NotGranted`, and every read is recorded in the ledger, so that a report can say what a
-result rests on.
+raises `NotGranted`. What is read through a View, its copies and the processes forked with it is
+recorded in its ledger, so that a report can say what a result rests on. That is a record for honest
+code: whoever goes round the View's members leaves no trace there, and so no verdict on a picture
+that came back rests on it.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +21,7 @@ from torch import Tensor, nn
 from fedsim.core.defense import Informed
 from fedsim.core.errors import NotGranted, SpecError, did_you_mean
 from fedsim.core.learning import Colour, Protocol, Update
+from fedsim.core.ledger import Ledger
 from fedsim.core.manoeuvre import Isolated
 from fedsim.core.notebook import Notebook
 from fedsim.core.observation import Observation
@@ -204,7 +208,7 @@ class Desk:
     what it worked out itself, the memory of what it learned. None of it is knowledge."""
 
     seed: int = 0
-    ledger: list[str] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
     notebook: Notebook | None = None
     memory: Path | None = None
 
@@ -252,6 +256,22 @@ class View:
         self._counter = announced.counter if {"update", "defenses"} <= granted else None
         self._desk = desk or Desk()
         self.round, self.client = observation.round, observation.client
+
+    def __copy__(self) -> View:
+        """Another View of the same, at the same desk: what is read through it is read."""
+        twin = object.__new__(type(self))
+        twin.__dict__ |= {**self.__dict__, "_known": dict(self._known)}
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> View:
+        memo[id(self._desk)] = self._desk
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__ |= copy.deepcopy(self.__dict__, memo)
+        return twin
+
+    def __reduce__(self) -> NoReturn:
+        self._desk.ledger.__reduce__()
 
     @property
     def ledger(self) -> list[str]:
@@ -406,8 +426,7 @@ class View:
             )
         if name not in self._known:
             raise NotGranted(f"'{name}' is granted but was not provided; see the threat section.")
-        if name not in self._desk.ledger:
-            self._desk.ledger.append(name)
+        self._desk.ledger.note(name)
         return self._known[name]
 
 

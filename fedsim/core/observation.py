@@ -15,10 +15,15 @@ from typing import Annotated, Any, assert_never
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
-from fedsim.core.errors import DamagedError, ForeignObservationError, ObservationError
+from fedsim.core.errors import (
+    DamagedError,
+    ForeignObservationError,
+    MisplacedObservationError,
+    ObservationError,
+)
 from fedsim.core.files import checksum, read_json, read_tensors, save_tensors, write_json
 from fedsim.core.learning import Protocol, Update
-from fedsim.core.run import observation_name, observation_path, paths, weights_path
+from fedsim.core.run import address_of, observation_name, observation_path, paths, weights_path
 from fedsim.core.sent import Chosen, Places, files_of, read_sent
 from fedsim.core.spec import Component, ModelSpec, Positive, Spec, Upload
 from fedsim.core.text import brief
@@ -106,13 +111,19 @@ def most_pictures(public: Public, num_examples: int) -> int:
 
 
 def write_weights(
-    root: Path, round_: int, weights: Mapping[str, Tensor], memory: Mapping[str, Any] | None = None
+    root: Path,
+    round_: int,
+    weights: Mapping[str, Tensor],
+    memory: Mapping[str, Any] | None = None,
+    spec: str | None = None,
 ) -> None:
     """What the server sends in this round, kept once for all its clients, and what its manoeuvre
-    remembered when the round began."""
+    remembered when the round began. It names its round and, by its digest, the ``spec`` of its run:
+    weights of other rounds look the same."""
     path = weights_path(root, round_)
     save_tensors(path, weights)
-    about: dict[str, Any] = {"format": FORMAT, "checksum": checksum(weights)}
+    about: dict[str, Any] = {"format": FORMAT, "round": round_, "checksum": checksum(weights)}
+    about |= {"spec": spec} if spec is not None else {}
     write_json(path.with_suffix(".json"), {**about, "memory": memory} if memory else about)
 
 
@@ -187,8 +198,9 @@ class _About(BaseModel):
 def read_observation(path: Path) -> Observation:
     """Load an observation by its ``.json`` or ``.safetensors`` path; damage is an error."""
     about, public, tensors = _read(path)
+    _refuse_misplaced(path, about)
     update = _update_of(about, tensors)
-    weights = read_weights(path.parent / paths.WEIGHTS)
+    weights = read_weights(path.parent / paths.WEIGHTS, about.round)
     sent = read_sent(path.parent, about.sent)
     if sent.keys() - weights.keys():
         raise ObservationError(f"the observation '{path}' names tensors that no model has.")
@@ -232,7 +244,20 @@ def check_observation(path: Path) -> None:
     """Raise where an observation is missing or damaged; the weights of its round, which it shares
     with others, are not checked."""
     about, _, _ = _read(path)
+    _refuse_misplaced(path, about)
     read_sent(path.parent, about.sent)
+
+
+def _refuse_misplaced(path: Path, about: _About) -> None:
+    """Raise where an observation says that it is of another round or client than its name does."""
+    try:
+        named = address_of(path.absolute())
+    except ObservationError:  # a name of somebody else's
+        return
+    if named != (about.round, about.client):
+        raise MisplacedObservationError(
+            f"the observation '{path}' is that of {observation_name(about.round, about.client)}."
+        )
 
 
 def _read(path: Path) -> tuple[_About, Public, dict[str, Tensor]]:
@@ -288,9 +313,20 @@ def _refuse_foreign_choice(path: Path, chosen: Chosen | None, spec: Spec) -> Non
         )
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """What the server sent in a round; damage is an error."""
-    return _read_tensors(path, _read_about(path.with_suffix(".json")))
+def read_weights(
+    path: Path, round_: int | None = None, spec: str | None = None, *, nameless: bool = True
+) -> dict[str, Tensor]:
+    """What the server sent in a round; damage is an error, and so are weights of another ``round_``
+    or of a run of another ``spec``. Those from before they named their round are taken as they lie,
+    unless ``nameless`` says otherwise."""
+    about = _read_about(path.with_suffix(".json"))
+    named = about.get("round")
+    if round_ is not None and (named != round_ if named is not None else not nameless):
+        whose = "do not say which round they are of" if named is None else f"are of round {named}"
+        raise MisplacedObservationError(f"the weights '{path}' {whose}, not of round {round_}.")
+    if spec is not None and about.get("spec", spec) != spec:
+        raise ForeignObservationError(f"the weights '{path}' are not of this run.")
+    return _read_tensors(path, about)
 
 
 def remembered(path: Path) -> dict[str, Any]:

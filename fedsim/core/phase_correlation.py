@@ -1,4 +1,5 @@
-"""Phase correlation: the shift between two pictures, from their Fourier transforms in closed form.
+"""Phase correlation: the shift between two pictures, from their Fourier transforms in closed form;
+and cross-correlation, which says how much of each other two pictures are at their best shift.
 
 Apart from the metrics, because attacks register their seeds by it too, in workers without scoring.
 """
@@ -19,6 +20,16 @@ def cyclic_shifts(
     """
     cross = onto * moved.conj()
     least = torch.finfo(cross.real.dtype).tiny if floor is None else floor
-    peaks = torch.fft.irfft2(cross / cross.abs().clamp(min=least), s=size)
+    peaks = _at_every_shift(cross / cross.abs().clamp(min=least), size)
     best, width = peaks.flatten(1).argmax(1), size[1]
     return torch.stack([best // width, best % width], dim=1)
+
+
+def largest_overlaps(onto: Tensor, moved: Tensor, size: tuple[int, int]) -> Tensor:
+    """The largest inner product (B,) of one picture with each of ``moved`` at any cyclic shift;
+    given half spectra (3, H, W // 2 + 1) and (B, 3, H, W // 2 + 1)."""
+    return _at_every_shift((onto * moved.conj()).sum(1), size).flatten(1).amax(1)
+
+
+def _at_every_shift(cross: Tensor, size: tuple[int, int]) -> Tensor:
+    return torch.fft.irfft2(cross, s=size)

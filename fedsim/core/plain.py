@@ -2,7 +2,8 @@
 
 An attack's objects may be of any class of its author's, and whoever saves, prints or compares one
 later runs that author's code, where no seal is. So nothing of theirs leaves the seal: tensors are
-copied into torch's own, and the rest goes through JSON.
+copied into torch's own, and the rest goes through JSON. What a result's file could not hold, or a
+report not show, is refused here, where it is the attack's failure and nobody else's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from fedsim.core.attack import Lesson, Progress, Reconstruction
 from fedsim.core.errors import AttackError
+from fedsim.core.text import visible
+
+LARGEST = 2.0**31  # beyond any class
 
 
 def plain_text(text: str) -> str:
@@ -38,11 +42,12 @@ def plain_result(result: Reconstruction) -> Reconstruction:
     if not issubclass(type(result), Reconstruction):
         raise AttackError(f"the attack returned a {_kind(result)}, not a Reconstruction.")
     labels = result.labels
-    said = _said(_Said, loss=result.loss, trace=result.trace, notes=result.notes)
+    said = _said(_Said, loss=result.loss, trace=result.trace, notes=_shown(result.notes))
+    images = _tensor(result.images, torch.float32, "images")
     return Reconstruction(
-        images=_tensor(result.images, torch.float32, "images"),
+        images=images,
         labels=None if labels is None else _labels(labels),
-        film={int(n): _tensor(f, torch.float32, "a film") for n, f in dict(result.film).items()},
+        film=_film(result.film, images),
         **said,
     )
 
@@ -52,7 +57,7 @@ def plain_lesson(lesson: Lesson) -> Lesson:
     if not issubclass(type(lesson), Lesson):
         raise AttackError(f"the attack returned a {_kind(lesson)}, not a Lesson.")
     return Lesson(
-        **_said(_SaidOfLesson, steps=lesson.steps, losses=lesson.losses, notes=lesson.notes)
+        **_said(_SaidOfLesson, steps=lesson.steps, losses=lesson.losses, notes=_shown(lesson.notes))
     )
 
 
@@ -73,18 +78,47 @@ class _SaidOfLesson(BaseModel):
 
 
 def _said(form: type[BaseModel], **values: Any) -> dict[str, Any]:
+    """The values as they will come out of a file."""
     try:
-        return form.model_validate(json.loads(json.dumps(values))).model_dump()
+        return form.model_validate_json(json.dumps(values)).model_dump()
     except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
+        where = ".".join(map(str, error.errors()[0]["loc"])) or ", ".join(values)
         raise AttackError(f"the attack returned no valid '{where}'.") from None
+    except (TypeError, ValueError, RecursionError):
+        raise AttackError(f"the attack returned no valid '{', '.join(values)}'.") from None
 
 
-def _labels(labels: Tensor) -> Tensor:
+def _shown(notes: Any) -> Any:
+    """Notes without what no file and no page can hold; what are none is left for `_said`."""
+    if not isinstance(notes, list | tuple):
+        return notes
+    return [visible(plain_text(n)) if issubclass(type(n), str) else n for n in notes]
+
+
+def _film(film: Any, images: Tensor) -> dict[int, Tensor]:
+    """Frames of pictures like those it returned, by step."""
+    try:
+        frames = {int(step): frame for step, frame in dict(film).items()}
+    except (TypeError, ValueError, OverflowError):
+        raise AttackError("the attack returned a film whose frames have no steps.") from None
+    plain = {step: _tensor(frame, torch.float32, "a film") for step, frame in frames.items()}
+    for step, frame in plain.items():
+        if step < 0:
+            raise AttackError(f"the attack returned a film with a step {step}.")
+        pictures = frame.ndim == 4 and len(frame) > 0 and frame.shape[1:] == images.shape[1:]
+        if not pictures or not bool(torch.isfinite(frame).all()):
+            shape = tuple(frame.shape)
+            raise AttackError(f"the attack returned a film {shape} that is not of its pictures.")
+    return plain
+
+
+def _labels(labels: Tensor) -> Tensor | None:
+    """Whole numbers; None where there are none, which is no belief."""
     numbers = _tensor(labels, torch.float64, "labels")
-    if numbers.ndim != 1 or not bool(torch.isfinite(numbers).all()):
+    whole = torch.isfinite(numbers) & (numbers == numbers.round()) & (numbers.abs() < LARGEST)
+    if numbers.ndim != 1 or not bool(whole.all()):
         raise AttackError(f"the attack returned labels {tuple(numbers.shape)} that are no classes.")
-    return numbers.long()
+    return numbers.long() if len(numbers) else None
 
 
 def _tensor(value: Tensor, dtype: torch.dtype, what: str) -> Tensor:

@@ -12,17 +12,16 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from flwr.serverapp.strategy import Strategy
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from fedsim.core.errors import DamagedError, RunError
+from fedsim.core.errors import DamagedError, ForeignCheckpointError, RunError
 from fedsim.core.files import read_tensors, save_tensors
-from fedsim.core.run import ROUND_COLUMNS, Run
+from fedsim.core.run import Run
+from fedsim.core.run.rounds import as_table, is_foreign, rows_in
 
-_ROWS = TypeAdapter(list[dict[str, int | float | None]])
 _MEMORY = TypeAdapter(dict[str, Any])
 _PREFIX = "state of the server/"  # no parameter of a model has a slash in its name
 _SENT = "current_arrays"
@@ -39,20 +38,23 @@ class Checkpoint(NamedTuple):
 
 
 def read_checkpoint(run: Run) -> Checkpoint:
-    """How far a run got; nothing, for a new one."""
+    """How far a run got; nothing, for a new one. A checkpoint of another run is an error."""
     if not run.checkpoint.is_file():
         return Checkpoint([], {}, {})
     try:
         tensors, metadata = read_tensors(run.checkpoint)
-        rows = _ROWS.validate_json(metadata["rounds"])
-        if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
-            raise DamagedError("its rounds are not numbered from 1.")
+        rows = rows_in(metadata)
         memory = _MEMORY.validate_json(metadata.get("memory", "{}"))
-    except (DamagedError, KeyError, ValidationError) as error:
+    except (DamagedError, ValidationError) as error:
         raise RunError(
             f"'{run.checkpoint}' is damaged ({type(error).__name__}); go on with `fedsim audit "
             f"--resume` and the rounds are done again."
         ) from error
+    if is_foreign(metadata, run.present_digest()):
+        raise ForeignCheckpointError(
+            f"'{run.checkpoint}' is of a run of another spec ({metadata['spec']}); put back "
+            f"its own."
+        )
     arrays, remembered = split(tensors)
     return Checkpoint(rows, arrays, remembered, memory)
 
@@ -61,6 +63,8 @@ def write_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
     """Rounds and model in one file, so that they cannot disagree after a crash."""
     tensors = joined(checkpoint.arrays, checkpoint.state)
     about = {"rounds": json.dumps(checkpoint.rows)}
+    if (spec := run.present_digest()) is not None:
+        about["spec"] = spec
     if checkpoint.memory:
         about["memory"] = json.dumps(dict(checkpoint.memory))
     save_tensors(run.checkpoint, tensors, about)
@@ -68,7 +72,7 @@ def write_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def write_rounds(run: Run, rows: list[dict[str, Any]]) -> None:
-    run.write_table("rounds", pd.DataFrame(rows, columns=list(ROUND_COLUMNS)))
+    run.write_table("rounds", as_table(rows))
 
 
 def held_by(strategy: Strategy) -> dict[str, Tensor]:

@@ -58,7 +58,8 @@ class Recorder:
         self._held_bytes = 0
         if round_ in self.rounds:
             self._submit(self._clear, round_)
-            self._submit(write_weights, self.run.observations, round_, weights, memory)
+            spec = self.run.present_digest()
+            self._submit(write_weights, self.run.observations, round_, weights, memory, spec)
 
     def _clear(self, round_: int) -> None:
         folder = weights_path(self.run.observations, round_).parent

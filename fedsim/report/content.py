@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from fedsim.campaign.jobs import Job
-from fedsim.core.errors import RunError
+from fedsim.core.errors import FedsimError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by
 from fedsim.core.metrics import METRICS
 from fedsim.core.run import Run
@@ -259,9 +259,9 @@ def traces_and_notes(
 
 
 def rounds_of(run: Run) -> pd.DataFrame:
-    """The rounds, with every column the curves need; empty where none was recorded."""
+    """The rounds, with every column the curves need; empty where none can be read."""
     try:
         rounds = run.rounds
-    except RunError:
+    except FedsimError:
         rounds = pd.DataFrame()
     return rounds.reindex(columns=CURVES).astype(float)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,17 @@ from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import read_json
 from fedsim.core.knowledge import granted_by
-from fedsim.core.metrics import METRICS, Batch, Comparison, Metric, match_order, psnr
+from fedsim.core.metrics import (
+    METRICS,
+    Batch,
+    Comparison,
+    Metric,
+    match_order,
+    match_shifted,
+    psnr,
+    psnr_registered,
+    ssim,
+)
 from fedsim.core.observation import (
     chosen_in,
     recorded_checksum,
@@ -31,10 +42,11 @@ from fedsim.core.run import Run, address_of
 from fedsim.core.vault import Truth, Vault
 from fedsim.scoring.canary import check_canaries
 from fedsim.scoring.identification import Gallery, Wanted
-from fedsim.scoring.recovery import FLAT
+from fedsim.scoring.recovery import FLAT, FLAT_SSIM, RECOVERED_DB
 
 CLAIMED = "claimed"
 _FAILURE = TypeAdapter(dict[str, str])
+_REGISTERED = "psnr_registered"
 
 
 def columns() -> list[str]:
@@ -43,8 +55,7 @@ def columns() -> list[str]:
         *("round", "client", "attack", "threat", "trial", "image"),
         *METRICS,
         *("label_true", "label_recovered", "identified", "seconds", "loss", "canary", "picture"),
-        FLAT,
-        CLAIMED,
+        *(FLAT, FLAT_SSIM, "digest", CLAIMED),
     ]
 
 
@@ -61,6 +72,7 @@ class Pictures:
     claimed: list[bool]  # whether the attack has a picture for it; if not, its guess is grey
     left_out: str | None = None  # what is not
     summed: bool = False  # whether it was read from the sum of a cohort
+    shifted: Callable[[], Tensor | None] = lambda: None  # the guess in the order of `_elsewhere`
 
 
 def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.DataFrame:
@@ -133,7 +145,22 @@ def load_pictures(run: Run, job: Job) -> Pictures | None:
     own = _own(truths, job.client)
     recovered, claimed = _align_labels(labels, result.labels)[own], [row >= 0 for row in order[own]]
     about = (result, recovered, claimed, left_out, len(truths) > 1)
-    return Pictures(job, truth.images, truth.labels, guess[own], *about)
+    shifted = partial(_elsewhere, images, result.images, guess, own)
+    return Pictures(job, truth.images, truth.labels, guess[own], *about, shifted)
+
+
+def _elsewhere(images: Tensor, guesses: Tensor, placed: Tensor, own: slice) -> Tensor | None:
+    """The guesses put in order once more, each pair compared where it fits best: pictures that came
+    back shifted may all lie beside others' where they are compared in place. None where there is
+    nothing to choose, or all came back in place."""
+    if (
+        not len(guesses)
+        or len(images) == len(guesses) == 1
+        or bool((psnr(images, placed) >= RECOVERED_DB).all())
+    ):
+        return None
+    order = match_shifted(images, guesses)
+    return torch.stack([guesses[r] if r >= 0 else placed[at] for at, r in enumerate(order)])[own]
 
 
 def _truth(run: Run, path: Path) -> Truth:
@@ -150,20 +177,36 @@ def _own(truths: Mapping[int, Truth], client: int) -> slice:
 def _as_many_as(result: Reconstruction, pictures: int) -> tuple[Reconstruction, str | None]:
     """No more guesses than there are true pictures, the attack's own first ones, and what was left
     out. What is public may allow for more, where a client says that it has more or takes some of
-    its pictures twice; but among more guesses than pictures the truth would choose."""
-    labels = result.labels
+    its pictures twice; but among more guesses than pictures the truth would choose. A guess that
+    an attack makes twice, to the last bit, is one guess: it takes no other's place."""
+    whole = len(result.images)
+    if whole > pictures:
+        result = _without_copies(result)
+    labels, copies = result.labels, whole - len(result.images)
     counts = {"pictures": len(result.images), "labels": 0 if labels is None else len(labels)}
     surplus = [f"{n - pictures} of {n} {what}" for what, n in counts.items() if n > pictures]
     if not surplus:
         return result, None
+    twice = f", and {copies} of {whole} that are copies of others" if copies else ""
     kept = replace(
         result,
         images=result.images[:pictures],
         labels=None if labels is None else labels[:pictures],
     )
     behind = "1 picture stands" if pictures == 1 else f"{pictures} pictures stand"
-    words = f"{behind} behind the update; {' and '.join(surplus)} were left out, the last ones."
+    words = (
+        f"{behind} behind the update; {' and '.join(surplus)} were left out, the last ones{twice}."
+    )
     return kept, words
+
+
+def _without_copies(result: Reconstruction) -> Reconstruction:
+    """Each guess once, at its first place; with its label, where each has one."""
+    first = {image.numpy().tobytes(): at for at, image in reversed([*enumerate(result.images)])}
+    kept, labels = sorted(first.values()), result.labels
+    if labels is not None and len(labels) == len(result.images):
+        labels = labels[kept]
+    return replace(result, images=result.images[kept], labels=labels)
 
 
 def _samples(truth: Truth) -> int:
@@ -181,6 +224,7 @@ class Yardstick:
     wanted: Wanted | None  # the same pictures, as the gallery sees them
     digests: tuple[str, ...]  # by which a picture is known again
     flat: tuple[float, ...]  # the PSNR of the best flat colour
+    flat_ssim: tuple[float, ...]
 
     @classmethod
     def of(cls, truth: Tensor, gallery: Gallery | None) -> Yardstick:
@@ -192,15 +236,24 @@ class Yardstick:
             gallery.wanted(truth) if gallery is not None else None,
             tuple(pixel_digest(picture) for picture in truth),
             tuple(psnr(truth, mean_colour(truth)).tolist()),
+            tuple(ssim(truth, mean_colour(truth)).tolist()),
         )
 
-    def measure(self, guess: Tensor) -> dict[str, list[Any]]:
-        """Every metric of every picture, a list per column."""
+    def measure(self, guess: Tensor, shifted: Tensor | None = None) -> dict[str, list[Any]]:
+        """Every metric of every picture, a list per column. ``shifted`` are guesses in another
+        order: one that is its picture there counts as registered. Below that mark it does not: the
+        best of all orders and shifts is no fair mean."""
         compared = Comparison(self.truth, Batch(guess))
         measured: dict[str, list[Any]] = {
             name: [None] * len(guess) for name in (*METRICS, "identified")
         }
         measured |= {metric.name: metric.measure(compared).tolist() for metric in self.metrics}
+        if shifted is not None:
+            again = psnr_registered(self.truth.images, shifted).tolist()
+            measured[_REGISTERED] = [
+                max(found, value) if value >= RECOVERED_DB else found
+                for found, value in zip(measured[_REGISTERED], again, strict=True)
+            ]
         if self.gallery is not None and self.wanted is not None:
             measured["identified"] = self.gallery.identified(self.wanted, guess)
         return measured
@@ -220,7 +273,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     job, result, labels = pictures.job, pictures.result, pictures.labels
     recovered = pictures.recovered
-    measured = yardstick.measure(pictures.guess)
+    measured = yardstick.measure(pictures.guess, pictures.shifted())
     return [
         {
             "round": job.round,
@@ -237,6 +290,8 @@ def _rows(
             "canary": canary,
             "picture": numbers[image],
             FLAT: yardstick.flat[image],
+            FLAT_SSIM: yardstick.flat_ssim[image],
+            "digest": yardstick.digests[image],
             CLAIMED: pictures.claimed[image],
         }
         for image in range(len(labels))

@@ -1,22 +1,25 @@
 """Verdicts: what the scores mean, in careful words, by these rules.
 
-    BASELINE       the baseline itself, whatever it scores; and an attack that was done on every
-                   victim and read neither an update nor the traffic: what it knows is no leak
+    BASELINE       the baseline itself, whatever it scores
     LEAKS          at least one picture at 30 dB or more, in place or once shifted, and 3 dB or
                    more above the better of the baseline and the best flat colour
-    PARTIAL        a single picture stands out: 10 dB or more above the better of the two, and 0.3
-                   SSIM or more above the baseline
+    PARTIAL        a single picture stands out: 10 dB and 0.3 SSIM or more above the better of the
+                   two, or 0.5 SSIM alone
+    BASELINE       an attack that was done on every victim and by its ledger read nothing private
+                   (no update, traffic, weights, statistics or labels): what it knows is no leak
     MIS-SPECIFIED  the canary failed: the protocol announced does not reproduce the updates
     INCOMPLETE     not every victim was scored in every trial, or not every picture beside the
                    baseline: less stands behind the scores than was asked for
-    PARTIAL        on average above the baseline in PSNR (in place or shifted) or SSIM, the 95 %
-                   interval of the paired difference wholly above 1 dB or 0.05, where more than one
-                   group of victims gives an interval; or pictures told from a gallery of others
-                   as often as chance would less than once in a thousand times
+    PARTIAL        on average above the better of baseline and best flat colour in PSNR (in place
+                   or shifted) or SSIM, the 95 % interval of the paired difference wholly above
+                   1 dB or 0.05, where more than one group of victims gives an interval; or pictures
+                   told from a gallery of others as often as chance would less than once in a
+                   thousand times
     NOT RECOVERED  otherwise: by this attack, at this budget
     NO RESULT      nothing to score: its jobs failed, or none of its victims was observed
 
-The first that holds counts: a picture that came back has leaked, whatever else is wrong. The
+The first that holds counts: a picture that came back has leaked, whatever else is wrong, and
+whatever the ledger says; where that names nothing private, the words say so. The
 baseline is `prior_only`, which never sees the update, on the same image. Where there is none (an
 eavesdropper knows too little to guess), LEAKS and the picture that stands out are held to the flat
 colour, the latter also to 0.5 SSIM, and PARTIAL on average asks for an interval above 20 dB or 0.5
@@ -37,7 +40,7 @@ from fedsim.core.attack import BASELINE
 from fedsim.core.metrics import METRICS
 from fedsim.core.spec import Spec
 from fedsim.scoring.canary import CANARY_TOLERANCE
-from fedsim.scoring.recovery import above_flat, beside_baseline, recovered, stands_out
+from fedsim.scoring.recovery import above_flat, above_free, beside_baseline, recovered, stands_out
 from fedsim.scoring.statistics import (
     KEYS,
     bootstrap,
@@ -54,7 +57,11 @@ MARGINS = {"psnr": PARTIAL_DB, "psnr_registered": PARTIAL_DB, "ssim": PARTIAL_SS
 # Marks for where nobody guessed: flat colours reach 10 to 18 dB on photographs.
 MARKS = {"psnr": 20.0, "ssim": 0.5}
 PARTIAL_CHANCE = 1e-3
-LOOKS = frozenset({"update", "traffic"})  # an attack that read neither knows what anybody knows
+# Whatever says something of a client's pictures: the weights of a round hold the updates of those
+# before it. An attack that read none of it knows what anybody knows.
+LOOKS = frozenset(
+    {"update", "traffic", "weights", "batch_statistics", "oracle_labels", "tampering"}
+)
 DECLINED = "declined"
 
 
@@ -149,17 +156,20 @@ def _one(
     asked: Asked,
 ) -> dict[str, Any]:
     paired = beside_baseline(rows, baseline)
-    looked = ledger is None or not LOOKS.isdisjoint(ledger)
+    told = ledger is None or not LOOKS.isdisjoint(ledger)
+    back, stand_out = count_pictures(paired[recovered(paired)]), _standing_out(paired)
+    looked = told or bool(back or stand_out)  # what came back came from somewhere
     same = baseline.merge(rows[KEYS].drop_duplicates(), on=KEYS)  # pictures that both have
     canary, labels = rows["canary"].astype(float), label_accuracy(rows)
     entry: dict[str, Any] = {
         "attack": label,
         "images": len(rows),
         "pictures": count_pictures(rows),
-        "recovered": count_pictures(paired[recovered(paired)]) if looked else 0,
-        "stand_out": _standing_out(paired) if looked else None,
+        "recovered": back,
+        "stand_out": stand_out,
         "is_baseline": label == asked.baseline,
         "looked": looked,
+        "untold": looked and not told,
         "victims": int(rows.groupby(["round", "client"]).ngroups),
         "victims_of": asked.victims,
         "refused": asked.refused,
@@ -187,12 +197,12 @@ def _one(
 
 
 def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int, asked: Asked) -> str:
-    if not entry["looked"]:  # the jobs that failed may have: what is not done is no guess yet
-        return "INCOMPLETE" if entry["lacking"] else "BASELINE"
     if entry["recovered"]:
         return "LEAKS"
     if entry["stand_out"]:
         return "PARTIAL"
+    if not entry["looked"]:  # the jobs that failed may have: what is not done is no guess yet
+        return "INCOMPLETE" if entry["lacking"] else "BASELINE"
     if not entry["canary"]["ok"]:
         return "MIS-SPECIFIED"
     if entry["lacking"]:
@@ -207,9 +217,9 @@ def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int, asked: Aske
 
 
 def _above_baseline(paired: pd.DataFrame, seed: int) -> bool:
-    """Whether the mean difference to the baseline is surely more than its margin."""
+    """Whether the mean difference to what is had for nothing is surely more than its margin."""
     for metric, margin in MARGINS.items():
-        gain = paired[metric].astype(float) - paired[f"{metric}_baseline"].astype(float)
+        gain = above_free(paired, metric)
         if _surely(paired.assign(gain=gain), margin, seed):
             return True
     return False

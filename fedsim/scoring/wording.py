@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedsim.scoring.recovery import ABOVE_BASELINE_DB
+from fedsim.scoring.recovery import ABOVE_BASELINE_DB, STANDS_OUT_SSIM
 
 PARTIAL_DB, PARTIAL_SSIM = 1.0, 0.05
 
@@ -20,9 +20,9 @@ def words_of(entry: dict[str, Any]) -> str:
         behind += f" ({entry['refused']} more did not upload, by their guards)"
     return {
         "LEAKS": f"{name} reconstructed the clients' pictures: {mean:.1f} dB on average, "
-        f"{closest(entry)} for the worst-hit client{against}; {behind}.",
+        f"{closest(entry)} for the worst-hit client{against}; {behind}.{_untold(entry)}",
         "PARTIAL": f"{name} learned more than a guess, {_extent(entry)}: {mean:.1f} dB on "
-        f"average{against}; {behind}.",
+        f"average{against}; {behind}.{_untold(entry)}",
         "NOT RECOVERED": f"{name} did not recover the pictures at this budget: {mean:.1f} dB on "
         f"average{against}; {behind}.{_undecided(entry)} A stronger attack may.",
         "INCOMPLETE": f"{name} is not done, because {entry.get('lacking')}: on {behind} no clear "
@@ -32,7 +32,8 @@ def words_of(entry: dict[str, Any]) -> str:
         f"safety.",
         "BASELINE": f"A guess that never sees the update scores {mean:.1f} dB; {behind}."
         if entry["is_baseline"]
-        else f"{name} never looked at an update, so what it scores is a guess: {mean:.1f} dB on "
+        else f"{name} never looked at an update or anything else that is private, so what it "
+        f"scores is a guess: {mean:.1f} dB on "
         f"average{against}; {behind}.",
     }[entry["verdict"]]
 
@@ -66,9 +67,24 @@ def _extent(entry: dict[str, Any]) -> str:
     return f"and {stand_out_words(entry['stand_out'])}"
 
 
+def _untold(entry: dict[str, Any]) -> str:
+    """A picture that came back counts, whatever the ledger says; that it does not say how is
+    told."""
+    if not entry.get("untold"):
+        return ""
+    return " Its ledger does not say how: it names nothing that is private."
+
+
 def _undecided(entry: dict[str, Any]) -> str:
-    """One update has no interval, so a mean above the guess decides nothing; but it is told."""
+    """One update has no interval, so a mean above the guess decides nothing; but it is told, and
+    called chance only where it does not look like the picture either."""
     mean, base = entry["metrics"]["psnr"]["mean"], entry["baseline"]["psnr"]
     if entry["groups"] > 1 or base is None or mean - base <= PARTIAL_DB:
         return ""
+    alike, guess = entry["metrics"].get("ssim", {}).get("mean"), entry["baseline"].get("ssim")
+    if alike is not None and guess is not None and alike - guess >= STANDS_OUT_SSIM:
+        return (
+            f" It is {mean - base:.1f} dB and {alike - guess:.2f} SSIM above a guess, on one "
+            f"update alone, which has no interval."
+        )
     return f" That it is {mean - base:.1f} dB above a guess may be chance with one update alone."

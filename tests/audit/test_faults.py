@@ -70,6 +70,16 @@ FAULTS = {
     "files of two clients or rounds that changed places": (
         f"{DAMAGE}::test_files_that_changed_places_are_made_again_with_the_same_scores"
     ),
+    "round folders that changed places": (
+        f"{REPAIR}::test_rounds_that_changed_places_are_done_again_from_weights_of_their_own"
+    ),
+    "weights of two rounds that changed places": (
+        f"{REPAIR}::test_weights_that_changed_places_are_no_start_for_a_round"
+    ),
+    "weights of another run": f"{REPAIR}::test_weights_of_another_run_are_no_start_for_a_round",
+    "checkpoint of another run": (
+        f"{REPAIR}::test_a_checkpoint_of_another_run_is_told_and_not_gone_on_from"
+    ),
     "weights of a round lost, and of the one before": (
         f"{REPAIR}::test_weights_of_an_earlier_round_serve_where_those_of_the_round_are_lost"
     ),

@@ -7,13 +7,14 @@ import shutil
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fedsim.audit.stages import attack_captured, audit, conclude
 from fedsim.core.attack import Reconstruction
-from fedsim.core.errors import RunError
+from fedsim.core.errors import ForeignCheckpointError, MisplacedObservationError, RunError
 from fedsim.core.files import read_json, save_tensors, write_json
-from fedsim.core.observation import read_weights
+from fedsim.core.observation import read_observation, read_weights
 from fedsim.core.run import Run, list_observations, weights_path
 from fedsim.core.vault import Vault
 from fedsim.federation.checkpoint import read_checkpoint
@@ -69,6 +70,95 @@ def test_weights_of_an_earlier_round_serve_where_those_of_the_round_are_lost(
     resumed(run.root)
     assert "the rounds from 2 on" in run.events()[-1]["message"]
     assert_same(run, control)
+
+
+@pytest.fixture(scope="module")
+def three_rounds(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return audit(small_spec(*TINY, "train.rounds=3"), tmp_path_factory.mktemp("three") / "run")
+
+
+def exchange(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def forget_rounds(run: Run) -> None:
+    """Have the weights say no more than those of older versions."""
+    for path in run.observations.glob("*/weights.json"):
+        about = read_json(path)
+        write_json(path, {name: about[name] for name in ("format", "checksum")})
+
+
+@pytest.mark.usefixtures("quick_report")
+@pytest.mark.parametrize("older", [False, True])
+def test_rounds_that_changed_places_are_done_again_from_weights_of_their_own(
+    older: bool, three_rounds: Run, tmp_path: Path
+) -> None:
+    run = Run(shutil.copytree(three_rounds.root, tmp_path / "run"))
+    if older:
+        forget_rounds(run)
+    exchange(run.observations / "round-0002", run.observations / "round-0003")
+    assert_same(resumed(run.root), three_rounds)
+    assert "the rounds from 1 on are done again" in run.events()[0]["message"]
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_weights_that_changed_places_are_no_start_for_a_round(
+    three_rounds: Run, tmp_path: Path
+) -> None:
+    run = Run(shutil.copytree(three_rounds.root, tmp_path / "run"))
+    for name in ("weights.json", "weights.safetensors"):
+        exchange(run.observations / "round-0002" / name, run.observations / "round-0003" / name)
+    path = list_observations(run.observations)[-1]
+    with pytest.raises(MisplacedObservationError, match="are of round 2, not of round 3"):
+        read_observation(path)
+    assert_same(resumed(run.root), three_rounds)
+    assert "are of round 3, not of round 2" in run.events()[0]["message"]
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_weights_of_older_versions_are_taken_where_nothing_contradicts(
+    three_rounds: Run, tmp_path: Path
+) -> None:
+    run = Run(shutil.copytree(three_rounds.root, tmp_path / "run"))
+    forget_rounds(run)
+    assert not resumed(run.root).events()
+    weights_path(run.observations, 3).unlink()
+    assert_same(resumed(run.root), three_rounds)
+    assert "the rounds from 2 on are done again" in run.events()[0]["message"]
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_weights_of_another_run_are_no_start_for_a_round(three_rounds: Run, tmp_path: Path) -> None:
+    other = audit(small_spec(*TINY, "train.rounds=3", "train.lr=0.5"), tmp_path / "other")
+    run = Run(shutil.copytree(three_rounds.root, tmp_path / "run"))
+    for name in ("weights.json", "weights.safetensors"):
+        shutil.copy(other.observations / "round-0003" / name, run.observations / "round-0003")
+    assert_same(resumed(run.root), three_rounds)
+    assert "are not of this run" in run.events()[0]["message"]
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_a_checkpoint_of_another_run_is_told_and_not_gone_on_from(
+    three_rounds: Run, tmp_path: Path
+) -> None:
+    other = audit(small_spec(*TINY, "train.rounds=3", "train.lr=0.5"), tmp_path / "other")
+    run = Run(shutil.copytree(three_rounds.root, tmp_path / "run"))
+    shutil.copy(other.checkpoint, run.checkpoint)
+    with pytest.raises(ForeignCheckpointError, match="is of a run of another spec"):
+        read_checkpoint(run)
+    own = ["round", "train_loss"]
+    pd.testing.assert_frame_equal(run.rounds[own], three_rounds.rounds[own])
+    assert_same(resumed(run.root), three_rounds)
+    assert "of another spec" in run.events()[0]["message"]
+    assert "all rounds are done again" in run.events()[0]["message"]
+    elsewhere, _ = deployed_copy(three_rounds, tmp_path / "elsewhere")
+    shutil.copy(other.checkpoint, elsewhere.checkpoint)
+    with pytest.raises(ForeignCheckpointError, match="put back its own"):
+        attack_captured(elsewhere.root)
+    assert elsewhere.checkpoint.read_bytes() == other.checkpoint.read_bytes()
 
 
 @pytest.mark.usefixtures("quick_report")

@@ -26,6 +26,56 @@ def test_every_defense_and_strength_is_a_cell_and_so_is_none() -> None:
     assert (utility.train.rounds, utility.train.evaluate) == (2, True)
 
 
+def labels(axes: str) -> list[str]:
+    bench = load_bench({}, [*BENCH, f"bench={{defenses: [{axes}]}}"])
+    cells = list(bench.cells())
+    assert len({cell.folder for cell in cells}) == len(cells)
+    return [cell.label for cell in cells][1:]
+
+
+def test_no_two_cells_share_a_label_or_a_folder() -> None:
+    noise = "name: gaussian_noise, strengths: [{std: 0.1}]"
+    beside = "with: [{name: clipping, norm: 1.0}]"
+    assert labels(f"{{{noise}}}, {{{noise}, {beside}}}") == [
+        "gaussian_noise std 0.1",
+        "gaussian_noise std 0.1 with clipping norm 1.0",
+    ]
+    assert labels("{name: x, levers: [train.batch_size=2, audit.trials=2, seed=5]}") == [
+        "x train.batch_size=2",
+        "x audit.trials=2",
+        "x 5",
+    ]
+    assert labels("{name: x, levers: [seed=2]}, {name: x, levers: [audit.trials=2]}") == [
+        "x seed=2",
+        "x audit.trials=2",
+    ]
+    assert labels("{name: a-b, levers: [seed=2]}, {name: a b, levers: [seed=2]}") == [
+        "a-b 2",
+        "a b 2",
+    ]
+    long = 200 * "x"
+    assert max(len(c.folder) for c in load_bench({}, [*BENCH, _lever(long)]).cells()) < 200
+
+
+def _lever(name: str) -> str:
+    return f"bench={{defenses: [{{name: {name}, levers: [seed=2]}}]}}"
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "defenses: [{name: mjp}, {name: mjp}]",
+        "defenses: [{name: clipping, strengths: [{norm: 1.0}, {norm: 1.0}]}]",
+        "defenses: [{name: none, levers: [seed=]}]",
+        "defenses: [{name: a b, levers: [seed=2]}, {name: a, levers: [name=b 2]}]",
+        "defenses: [{name: mjp}], seeds: [1, 1]",
+    ],
+)
+def test_cells_that_cannot_be_told_apart_are_refused(section: str) -> None:
+    with pytest.raises(SpecError, match="two cells are called"):
+        load_bench({}, [*BENCH, f"bench={{{section}}}"])
+
+
 def test_an_attack_that_can_adapt_runs_both_ways_where_it_matters() -> None:
     attacks = [Component(name="patch_solve"), Component(name="row_space")]
     mjp, noise = Component(name="mjp"), Component(name="gaussian_noise")

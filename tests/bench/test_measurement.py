@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from fedsim.bench.cells import load_bench
 from fedsim.bench.measurement import conduct
 from fedsim.cli import app
-from fedsim.core.errors import SpecError
+from fedsim.core.errors import RunError, SpecError
 from fedsim.core.run import Run
 from tests.bench.conftest import BENCH
 from tests.staging import script
@@ -52,6 +53,39 @@ def test_a_bench_goes_on_and_does_only_what_is_missing(done: tuple[Path, pd.Data
     )
     with pytest.raises(SpecError, match="already holds another bench"):
         conduct(load_bench({}, [*BENCH, "seed=5"]), root)
+
+
+def folder(root: Path, start: str) -> Path:
+    (found,) = (root / "cells").glob(f"{start}*")
+    return found
+
+
+def test_numbers_of_a_cell_that_somebody_changed_are_worked_out_again(
+    done: tuple[Path, pd.DataFrame],
+) -> None:
+    root, table = done
+    run = Run(folder(root, "none"))
+    run.scores.assign(psnr=1.0, ssim=0.0).to_csv(run.root / "scores.csv", index=False)
+    other = Run(folder(root, "mjp"))
+    other.summary_path.write_text("{}")
+    rounds = Run(root / "utility" / other.root.name).root / "rounds.csv"
+    rounds.write_text("round,test_accuracy\n1,1.0\n2,1.0\n")
+    again = conduct(load_bench({}, BENCH), root)
+    pd.testing.assert_frame_equal(
+        again.drop(columns=["attack_seconds"]), table.drop(columns=["attack_seconds"])
+    )
+
+
+def test_folders_of_cells_that_changed_places_are_refused(
+    tmp_path: Path, done: tuple[Path, pd.DataFrame]
+) -> None:
+    root = Path(shutil.copytree(done[0], tmp_path / "b"))
+    first, second = folder(root, "none"), folder(root, "mjp")
+    first.rename(tmp_path / "aside")
+    second.rename(first)
+    (tmp_path / "aside").rename(second)
+    with pytest.raises(RunError, match="already holds a run of another spec"):
+        conduct(load_bench({}, BENCH), root)
 
 
 def test_the_command_prints_the_cells(tmp_path: Path, done: tuple[Path, pd.DataFrame]) -> None:

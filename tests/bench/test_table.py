@@ -73,3 +73,26 @@ def test_trials_of_a_picture_are_one_picture_and_seeds_are_apart() -> None:
     assert (once["psnr_low"], once["psnr_high"]) == (same["psnr_low"], same["psnr_high"])
     assert (once["recovered"], both["recovered"], both["psnr_worst"]) == (0, 0.25, 40)
     assert both["psnr"] == (25 + 20 + 12 + 22) / 4
+
+
+def test_what_either_way_recovered_is_recovered() -> None:
+    scores = {("a", 0): [60.0, *7 * [10.0]], ("a naive", 0): 8 * [20.0], ("a guess", 0): 8 * [12.0]}
+    pictures, outcomes = frames(scores)
+    verdicts = {"a": "LEAKS", "a naive": "PARTIAL", "a guess": "BASELINE"}
+    outcomes["verdict"] = outcomes["attack"].map(verdicts)
+    (row,) = aggregate(pictures.assign(image=0), outcomes).to_dict("records")
+    assert row["psnr"] == row["psnr_naive"] == 20
+    assert (row["recovered"], row["psnr_worst"], row["verdict"]) == (1 / 8, 60, "LEAKS")
+
+
+def test_one_picture_of_several_seeds_counts_once() -> None:
+    pictures, outcomes = frames({("a", seed): [10.0 + seed, 30.0] for seed in range(3)})
+    pictures = pictures.assign(image=0, picture=pictures["client"])
+    apart = aggregate(pictures, outcomes).iloc[0]
+    same = aggregate(pictures.assign(digest="one"), outcomes).iloc[0]
+    assert (apart["pictures"], same["pictures"]) == (6, 1)
+    assert apart["psnr_low"] < apart["psnr_high"]
+    assert same["psnr_low"] == same["psnr_high"]
+    known = pictures.assign(digest=[f"{row.seed} {row.client}" for row in pictures.itertuples()])
+    again = aggregate(known, outcomes).iloc[0]
+    assert (again["psnr_low"], again["psnr_high"]) == (apart["psnr_low"], apart["psnr_high"])

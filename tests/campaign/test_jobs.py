@@ -52,6 +52,19 @@ def test_a_long_attack_goes_on_where_its_worker_died(small_run: Run, tmp_path: P
     assert not job("cut").notebook.exists()
 
 
+@pytest.mark.parametrize("how", ["copy", "deepcopy", "fork", "page"])
+def test_what_an_attack_reads_in_a_roundabout_way_is_in_its_ledger(
+    small_run: Run, tmp_path: Path, how: str
+) -> None:
+    component = Component(name="tests.pretenders:Roundabout", how=how)
+    job = Job(small_run.observations, tmp_path, *victims(small_run.spec)[0], component, "r", 0)
+    handout = Handout(small_run.spec.threat, 0, "cpu")
+    if how == "page":
+        with pytest.raises(ZeroDivisionError):
+            perform(job, handout, Secrets())
+    assert "update" in perform(job, handout, Secrets()).ledger
+
+
 @pytest.mark.parametrize(
     ("hoard", "words"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from fedsim.campaign import pulse, watchdog
 from fedsim.campaign.pulse import HungError, Limits
 from fedsim.campaign.watchdog import EndedError, guarded
 from fedsim.core.attack import Progress, no_progress
-from fedsim.core.errors import AttackError
+from fedsim.core.errors import AttackCrashError
 
 LIMITS = Limits(1000.0)
 
@@ -44,17 +45,22 @@ def test_work_gives_back_what_it_returns_and_tells_how_far_it_is() -> None:
     assert told == [(1, 2, 0.5)]
 
 
-def test_an_error_arrives_as_what_it_is_even_a_kill() -> None:
-    class KillError(BaseException):
-        pass
+class KillError(BaseException):
+    pass
 
-    for error in (ZeroDivisionError, KillError):
 
-        def work(progress: Progress, error: type[BaseException] = error) -> None:
-            raise error
+def test_an_error_arrives_as_what_it_is_and_so_does_a_kill_of_whoever_watches() -> None:
+    def fails(progress: Progress) -> None:
+        raise ZeroDivisionError
 
-        with pytest.raises(error):
-            guarded(work, LIMITS, no_progress)
+    with pytest.raises(ZeroDivisionError):
+        guarded(fails, LIMITS, no_progress)
+
+    def killed(done: int, total: int, loss: float | None = None) -> None:
+        raise KillError
+
+    with pytest.raises(KillError):
+        guarded(lambda progress: progress(1, 2), LIMITS, killed)
 
 
 def test_a_loop_without_end_is_ended(hang: Callable[[], None]) -> None:
@@ -156,12 +162,30 @@ def test_work_has_as_many_processor_threads_as_whoever_asked_for_it() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, KeyboardInterrupt, KillError])
 def test_work_that_would_leave_the_program_has_failed_and_ends_nothing_else(
     kind: type[BaseException],
 ) -> None:
     def leave(progress: Progress) -> None:
         raise kind(7)
 
-    with pytest.raises(AttackError, match=f"the attack raised {kind.__name__}"):
+    with pytest.raises(AttackCrashError, match=f"the attack raised {kind.__name__}"):
         guarded(leave, Limits(5, None), no_progress)
+
+
+def test_a_real_ctrl_c_stops_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, plain = threading.Event(), watchdog.wait
+
+    def work(progress: Progress) -> None:
+        begun.set()
+        while True:
+            time.sleep(0.001)
+
+    def waiting(*args: Any) -> Any:
+        begun.wait(60)
+        signal.raise_signal(signal.SIGINT)
+        return plain(*args)
+
+    monkeypatch.setattr(watchdog, "wait", waiting)
+    with pytest.raises(KeyboardInterrupt):
+        guarded(work, LIMITS, no_progress)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -68,6 +70,22 @@ def test_every_read_is_in_the_ledger(small_run: Run) -> None:
     assert informed.ledger == ["batch_size", "update"]
     assert not informed.grants("learning_rate")
     assert informed.ledger == ["batch_size", "update"]
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy])
+def test_what_is_read_through_a_copy_is_read(small_run: Run, way) -> None:
+    informed = view(small_run, "B", desk=Desk(3))
+    twin = way(informed)
+    assert twin.update.tensors.keys() == informed._known["update"].tensors.keys()
+    assert informed.ledger == twin.ledger == ["update"]
+    assert torch.equal(
+        torch.rand(3, generator=twin.coin()), torch.rand(3, generator=informed.coin())
+    )
+
+
+def test_a_view_is_sent_to_no_other_process(small_run: Run) -> None:
+    with pytest.raises(NotGranted, match="sent its View to another process"):
+        pickle.dumps(view(small_run, "B"))
 
 
 def test_the_attackers_coin_is_its_own(small_run: Run) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from fedsim.core.ledger import Ledger
 from fedsim.core.notebook import Notebook, optimizer_tensors, restore_optimizer
 
 
@@ -31,6 +32,23 @@ def test_a_page_is_replaced_as_a_whole_and_others_stand_beside_it(tmp_path: Path
     notebook.clear()
     assert notebook.load() is None
     assert not notebook.damaged
+
+
+def test_who_goes_on_from_a_page_has_read_what_it_rests_on(tmp_path: Path) -> None:
+    path = tmp_path / "page.safetensors"
+    Notebook(path, Ledger(["weights", "update"])).page("first").save({"x": torch.ones(1)}, {})
+    later = Ledger(["image_size"])
+    assert Notebook(path, later).load() is None
+    assert list(later) == ["image_size"]
+    assert Notebook(path, later).page("first").load() is not None
+    assert list(later) == ["image_size", "weights", "update"]
+
+
+def test_a_page_from_before_rests_on_the_update(tmp_path: Path) -> None:
+    path, ledger = tmp_path / "page.safetensors", Ledger()
+    Notebook(path).save({"x": torch.ones(1)}, {})
+    assert Notebook(path, ledger).load() is not None
+    assert list(ledger) == ["update"]
 
 
 def test_an_optimiser_goes_on_from_a_page(tmp_path: Path) -> None:

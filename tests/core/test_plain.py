@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,12 +79,44 @@ def test_a_tensor_of_a_class_of_its_own_is_copied_without_its_methods() -> None:
         (Reconstruction(IMAGES, labels=[1, 2]), "returned labels in a list"),
         (Reconstruction(IMAGES, labels=torch.zeros(1, 2)), r"labels \(1, 2\) that are no classes"),
         (Reconstruction(IMAGES, labels=torch.tensor([math.nan])), "that are no classes"),
+        (Reconstruction(IMAGES, labels=torch.tensor([1e300])), "that are no classes"),
+        (Reconstruction(IMAGES, labels=torch.tensor([0.5])), "that are no classes"),
         (Reconstruction(IMAGES, notes=[1]), "returned no valid 'notes.0'"),
+        (Reconstruction(IMAGES, notes=[{"\ud800": 1}]), "returned no valid 'loss, trace, notes'"),
+        (Reconstruction(IMAGES, notes=[{1}]), "returned no valid 'loss, trace, notes'"),
+        (Reconstruction(IMAGES, trace=[(1.5, 1.0)]), "returned no valid 'trace.0.0'"),
+        (Reconstruction(IMAGES, film={-1: IMAGES}), "a film with a step -1"),
+        (Reconstruction(IMAGES, film={"one": IMAGES}), "a film whose frames have no steps"),
+        (Reconstruction(IMAGES, film=[IMAGES]), "a film whose frames have no steps"),
+        (Reconstruction(IMAGES, film={1: IMAGES[0]}), "that is not of its pictures"),
+        (Reconstruction(IMAGES, film={1: IMAGES[:0]}), "that is not of its pictures"),
+        (Reconstruction(IMAGES, film={1: IMAGES[:, :, :1, :1]}), "that is not of its pictures"),
+        (Reconstruction(IMAGES, film={1: IMAGES * math.nan}), "that is not of its pictures"),
     ],
 )
 def test_what_is_no_result_is_one_sentence(result: Reconstruction, words: str) -> None:
     with pytest.raises(AttackError, match=words):
         plain_result(result)
+
+
+def test_what_was_taken_is_read_again_from_its_file(tmp_path: Path) -> None:
+    given = Reconstruction(
+        IMAGES,
+        labels=torch.tensor([1.0]),
+        loss=math.nan,
+        trace=[(10**30, math.inf)],
+        notes=["\ud800<script>\x1b[31m{{7*7}}"],
+        film={0: IMAGES[:1], 10**12: IMAGES},
+    )
+    plain_result(given).save(tmp_path / "result.safetensors")
+    found = Reconstruction.load(tmp_path / "result.safetensors")
+    assert found.notes == ["\N{REPLACEMENT CHARACTER}<script>\\x1b[31m{{7*7}}"]
+    assert found.film.keys() == {0, 10**12}
+    assert found.trace == [(10**30, math.inf)]
+
+
+def test_no_labels_are_no_belief() -> None:
+    assert plain_result(Reconstruction(IMAGES, labels=torch.zeros(0))).labels is None
 
 
 def test_a_lesson_is_made_anew_as_well() -> None:

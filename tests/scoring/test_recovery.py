@@ -21,11 +21,12 @@ def row(
     shifted_guess: float = NAN,
     ssim: float = 0.2,
     ssim_guess: float = 0.2,
+    ssim_flat: float = NAN,
 ) -> pd.DataFrame:
     """One picture, beside the baseline's guess at it."""
     numbers = {"psnr": psnr, "psnr_baseline": guess, FLAT: flat, "psnr_registered": shifted}
     numbers |= {"psnr_registered_baseline": shifted_guess, "ssim": ssim}
-    return pd.DataFrame([{**numbers, "ssim_baseline": ssim_guess}])
+    return pd.DataFrame([{**numbers, "ssim_baseline": ssim_guess, "ssim_flat": ssim_flat}])
 
 
 @pytest.mark.parametrize(
@@ -56,15 +57,21 @@ def test_a_picture_is_recovered_where_neither_guess_nor_flat_colour_comes_near(
     [
         (row(29.6, 12.0, ssim=0.9), True),
         (row(22.0, 12.0, ssim=0.5), True),
-        (row(21.9, 12.0, ssim=0.9), False),
         (row(29.6, 12.0, ssim=0.49), False),
-        (row(29.6, 12.0, flat=20.0, ssim=0.9), False),  # the guess was poor, not the picture clear
+        (row(21.9, 12.0, ssim=0.69), False),
+        (row(21.9, 12.0, ssim=0.71), True),  # so much alike that it needs no decibels
+        (row(21.9, 12.0, ssim=0.71, ssim_flat=0.3), False),  # a flat colour is alike as well
+        (row(29.6, 12.0, ssim=0.9, ssim_flat=0.7), False),
+        (row(21.9, NAN, ssim=0.9, ssim_flat=0.2, ssim_guess=NAN), True),
+        (row(29.6, 12.0, flat=20.0, ssim=0.6), False),  # the guess was poor, not the picture clear
         (row(25.0, NAN, flat=12.0, ssim=0.5, ssim_guess=NAN), True),
         (row(25.0, NAN, flat=12.0, ssim=0.49, ssim_guess=NAN), False),
         (row(29.6, NAN, ssim=0.9, ssim_guess=NAN), False),  # beside nothing, nothing stands out
     ],
 )
-def test_a_picture_stands_out_by_both_of_its_margins(picture: pd.DataFrame, expected: bool) -> None:
+def test_a_picture_stands_out_by_both_of_its_margins_or_by_a_large_one_of_likeness(
+    picture: pd.DataFrame, expected: bool
+) -> None:
     assert stands_out(picture).tolist() == [expected]
 
 
@@ -89,3 +96,5 @@ def test_unrelated_photographs_never_stand_out() -> None:
     assert "0 stand out, 0 count as recovered" in told
     closest = float(told.rpartition("closest is ")[2].split()[0])
     assert 0 < closest < 6  # far from the ten that are asked for
+    alike = float(told.rpartition("most alike is ")[2].split()[0])
+    assert 0 < alike < 0.3  # far from the half that says it alone

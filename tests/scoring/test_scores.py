@@ -20,7 +20,7 @@ from fedsim.campaign.progress import Silent
 from fedsim.core.attack import Reconstruction
 from fedsim.core.files import write_json
 from fedsim.core.learning import Update
-from fedsim.core.metrics import CEILING_DB, psnr
+from fedsim.core.metrics import CEILING_DB, match_shifted, psnr
 from fedsim.core.run import Run
 from fedsim.core.spec import Component
 from fedsim.core.vault import Truth, Vault
@@ -36,6 +36,7 @@ from fedsim.scoring.scores import (
 )
 from fedsim.viewer.app import create_app
 from tests.conftest import small_spec
+from tests.staging import photos
 from tests.viewing import TOKEN, comparison, look
 
 
@@ -78,9 +79,9 @@ def test_a_picture_met_again_has_the_same_number(run: Run) -> None:
 
 
 def made(run: Run, images: torch.Tensor, labels: list[int], found: Reconstruction) -> Job:
-    """A job of two pictures, and what was found of them."""
+    """A job of these pictures, and what was found of them."""
     job = Job(run.observations, run.reconstructions, 9, 0, Component(name="x"), "x", 0)
-    truth = Truth(images, torch.tensor(labels), [[0, 1]], 0, [])
+    truth = Truth(images, torch.tensor(labels), [list(range(len(images)))], 0, [])
     Vault(run.vault).write(9, 0, truth)
     found.save(job.result)
     return job
@@ -254,7 +255,7 @@ def test_the_flat_colour_is_the_best_of_all(run: Run) -> None:
     images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     images[1] = torch.tensor([0.2, 0.4, 0.6]).view(3, 1, 1)
     rows = score_jobs(run, [made(run, images, [1, 2], Reconstruction(images))])
-    assert list(rows.columns)[-2:] == ["psnr_flat", "claimed"]
+    assert list(rows.columns)[-4:] == ["psnr_flat", "ssim_flat", "digest", "claimed"]
     assert rows["claimed"].all()
     assert rows["psnr_flat"][1] == pytest.approx(CEILING_DB, abs=20)  # flat itself, up to rounding
     level = images[0].mean((1, 2), keepdim=True)
@@ -269,6 +270,7 @@ def test_no_more_guesses_are_scored_than_there_are_pictures_and_the_first_ones_a
 ) -> None:
     images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     grey = torch.full_like(images, 0.5)
+    grey[1] = 0.6
     job = Job(run.observations, run.reconstructions, 9, 0, Component(name="x"), "x", 0)
     Vault(run.vault).write(9, 0, Truth(images, torch.tensor([1, 2]), [[0, 1], [1, 0]], 0, []))
     for guess, labels, best in (
@@ -288,6 +290,38 @@ def test_no_more_guesses_are_scored_than_there_are_pictures_and_the_first_ones_a
         "2 pictures stand behind the update; 2 of 4 pictures and 2 of 4 labels"
         in (event["message"])
     )
+
+
+def test_a_guess_made_twice_takes_no_place_of_another(run: Run) -> None:
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    job = Job(run.observations, run.reconstructions, 9, 0, Component(name="x"), "x", 0)
+    Vault(run.vault).write(9, 0, Truth(images, torch.tensor([1, 2]), [[0, 1], [1, 0]], 0, []))
+    for order in ([0, 0, 0, 1], [0, 0, 1]):
+        Reconstruction(images[order], labels=torch.tensor(order) + 1).save(job.result)
+        rows = score_jobs(run, [job])
+        assert rows["psnr"].tolist() == [160.0, 160.0]
+        assert rows["label_recovered"].tolist() == [1, 2]
+    Reconstruction(images[[0, 0, 1]] * torch.tensor([1.0, 1, 0]).view(3, 1, 1, 1)).save(job.result)
+    assert score_jobs(run, [job])["psnr"].max() == 160.0
+
+
+def test_a_batch_that_came_back_shifted_is_registered_whatever_lies_beside_it(run: Run) -> None:
+    images, _ = photos(32, range(0, 120, 15))
+    labels = list(range(8))
+    shifted = images.roll((16, 16), (2, 3))
+    rows = score_jobs(run, [made(run, images, labels, Reconstruction(shifted))])
+    assert (rows["psnr"] < 30).all()
+    assert rows["psnr_registered"].tolist() == [160.0] * 8
+    fewer = score_jobs(run, [made(run, images, labels, Reconstruction(shifted[2:5]))])
+    assert (fewer["psnr_registered"] == 160).tolist() == [at in (2, 3, 4) for at in range(8)]
+
+
+def test_another_order_lifts_no_registered_score_that_is_no_picture(run: Run) -> None:
+    truth, _ = photos(32, range(0, 120, 15))
+    others, _ = photos(32, range(7, 127, 15))
+    alone = Yardstick.of(truth, None).measure(others)
+    both = Yardstick.of(truth, None).measure(others, others[match_shifted(truth, others)])
+    assert both == alone
 
 
 def test_a_result_without_a_picture_is_not_scored(run: Run) -> None:
@@ -322,7 +356,7 @@ def test_scores_from_before_there_were_flat_colours_open_everywhere(
     shelf = tmp_path / "shelf"
     for name in ("one", "two"):
         old = Run(shutil.copytree(small_run.root, shelf / name))
-        scores = old.scores.drop(columns=["psnr_flat"])
+        scores = old.scores.drop(columns=["psnr_flat", "ssim_flat", "digest"])
         old.write_table("scores", scores, parquet=True)
     write_report(old, jobs(old))
     Events(Silent(), old.root).conclude(old)

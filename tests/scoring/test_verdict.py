@@ -10,6 +10,7 @@ import torch
 from torchvision.transforms.functional import to_pil_image
 
 from fedsim.audit.stages import audit
+from fedsim.clients import images_of
 from fedsim.core.attack import BASELINE
 from fedsim.core.spec import Component, DataSpec, Spec
 from fedsim.report.headline import strongest
@@ -40,7 +41,12 @@ def verdict(scores: pd.DataFrame, failed: list[dict[str, str]] | None = None) ->
         (table([12, 29.6, 12, 12], [12] * 4, ssim=[0.2, 0.9, 0.2, 0.2]), "PARTIAL"),
         (table([12, 29.6, 12], [12] * 3, ssim=[0.2, 0.9, 0.2], canary=0.1), "PARTIAL"),
         (table([12, 29.6, 12], [12] * 3, ssim=[0.2, 0.4, 0.2]), "NOT RECOVERED"),
-        (table([12, 21, 12], [12] * 3, ssim=[0.2, 0.9, 0.2]), "NOT RECOVERED"),
+        (table([12, 21, 12], [12] * 3, ssim=[0.2, 0.69, 0.2]), "NOT RECOVERED"),
+        (table([12, 21, 12], [12] * 3, ssim=[0.2, 0.9, 0.2]), "PARTIAL"),
+        (table([27.5], [18], ssim=0.89), "PARTIAL"),  # one update, and there is no mistaking it
+        (table([18, 19, 18], [10] * 3, psnr_flat=[18, 19, 18]), "NOT RECOVERED"),  # a flat colour
+        (table([18, 19, 18], [10] * 3, psnr_flat=[16, 17, 16]), "PARTIAL"),
+        (table([12] * 3, [12] * 3, ssim=0.4, ssim_flat=[0.4] * 3), "NOT RECOVERED"),
         (table([20], [12]), "NOT RECOVERED"),  # one update has no interval
         (table([29.6], [12], ssim=0.9), "PARTIAL"),
         (table([35, 12], []), "LEAKS"),
@@ -146,19 +152,41 @@ def test_a_picture_that_came_back_elsewhere_is_told_with_its_shift() -> None:
 def test_a_mean_of_one_update_decides_nothing_but_is_told() -> None:
     assert "8.0 dB above a guess may be chance" in verdict(table([20], [12]))["words"]
     assert "may be chance" not in verdict(table([12.5], [12]))["words"]
+    alike = verdict(table([20], [12], ssim=0.6))
+    assert alike["verdict"] == "NOT RECOVERED"
+    assert "8.0 dB and 0.40 SSIM above a guess" in alike["words"]
+    assert "chance" not in alike["words"]
 
 
-@pytest.mark.parametrize("field", ["update", "traffic"])
-def test_who_never_looked_at_an_update_has_guessed(field: str) -> None:
-    scores = table([40, 40], [12, 12], ssim=0.9)
+def judged_with(scores: pd.DataFrame, *ledger: str) -> dict:
+    return summarise(scores, Spec(), ["mine", BASELINE], {"mine": list(ledger)}, [])[0]
 
-    def judged_with(*ledger: str) -> dict:
-        return summarise(scores, Spec(), ["mine", BASELINE], {"mine": list(ledger)}, [])[0]
 
-    assert judged_with("image_size", field)["verdict"] == "LEAKS"
-    blind = judged_with("image_size", "oracle_labels")
+@pytest.mark.parametrize(
+    "field", ["update", "traffic", "weights", "batch_statistics", "oracle_labels", "tampering"]
+)
+def test_who_never_looked_at_anything_private_has_guessed(field: str) -> None:
+    scores = table([20, 19, 21], [12, 12, 12])
+    assert judged_with(scores, "image_size", field)["verdict"] == "PARTIAL"
+    blind = judged_with(scores, "image_size", "priors", "surrogate")
     assert (blind["verdict"], blind["recovered"]) == ("BASELINE", 0)
     assert "mine never looked at an update" in blind["words"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        (table([40, 12], [12, 12]), "LEAKS"),
+        (table([12, 12], [12, 12], psnr_registered=[160, 12]), "LEAKS"),
+        (table([12, 29.6, 12], [12] * 3, ssim=[0.2, 0.9, 0.2]), "PARTIAL"),
+    ],
+)
+def test_no_ledger_overrules_a_picture_that_came_back(scores: pd.DataFrame, expected: str) -> None:
+    untold, told = judged_with(scores, "image_size"), judged_with(scores, "update")
+    assert (untold["verdict"], told["verdict"]) == (expected, expected)
+    assert untold["looked"]
+    assert "Its ledger does not say how" in untold["words"]
+    assert "ledger" not in told["words"]
 
 
 def test_who_crashed_before_it_looked_is_not_done() -> None:
@@ -244,6 +272,29 @@ def test_an_audit_takes_black_on_dark_pictures_for_nothing(dark: Path, tmp_path:
     assert found["glanced"]["verdict"] != "LEAKS"
     assert not found["glanced"]["stand_out"]
     assert found["patch_solve"]["verdict"] == "LEAKS"
+
+
+def test_an_audit_takes_a_constant_on_dim_pictures_for_nothing(tmp_path: Path) -> None:
+    images, coin = DataSpec(image_size=32), torch.Generator().manual_seed(0)
+    photos_ = images_of(images, "train")
+    for number in torch.randperm(len(photos_), generator=coin)[:40].tolist():
+        folder = tmp_path / "dim" / f"class-{number % 2}"
+        folder.mkdir(exist_ok=True, parents=True)
+        to_pil_image(photos_.image(number) * 0.5).save(folder / f"{number}.png")
+    data = f"data={{name: imagefolder, path: '{tmp_path / 'dim'}', image_size: 32, clients: 8}}"
+    greys = ", ".join(
+        f"{{name: 'tests.pretenders:Flat', title: grey {value}, value: {value}, looks: true}}"
+        for value in (0.15, 0.25, 0.3)
+    )
+    found = audited(
+        tmp_path / "run", data, "train.clients_per_round=8", f"attacks=[{greys}]", "seed=4"
+    )
+    gains = []
+    for value in (0.15, 0.25, 0.3):
+        entry = found[f"grey {value}"]
+        gains.append(entry["metrics"]["psnr"]["low"] - entry["baseline"]["psnr"])
+        assert entry["verdict"] == "NOT RECOVERED"
+    assert max(gains) > 1, "a colour does better than the guess, surely"
 
 
 def test_a_colour_that_beats_the_guess_on_one_victim_is_no_finding(tmp_path: Path) -> None:

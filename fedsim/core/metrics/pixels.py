@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch.nn import functional as F
 
-from fedsim.core.phase_correlation import cyclic_shifts
+from fedsim.core.phase_correlation import cyclic_shifts, largest_overlaps
 
 MSE_FLOOR = 1e-16  # an exact float32 copy reads 160 dB, not infinity
 CEILING_DB = -10 * math.log10(MSE_FLOOR)
 SIGMA, RADIUS = 1.5, 5  # of SSIM's Gaussian window
+MOST_COMPARED = 2**26  # pixels, over all pairs, of pictures compared at every shift
 STABLE = (0.01**2, 0.03**2)  # SSIM's constants for a peak of 1
 
 
@@ -23,9 +25,28 @@ def match_order(truth: Tensor, guess: Tensor) -> list[int]:
     """For each true image the row of ``guess`` that is its partner (least total MSE)."""
     # Row by row: all differences of a large batch at once would fill the memory.
     cost = torch.stack([((picture - guess) ** 2).flatten(1).mean(1) for picture in truth])
+    return _partners(cost)
+
+
+def match_shifted(truth: Tensor, guess: Tensor) -> list[int]:
+    """The same where each pair is compared after the cyclic shift that fits it best, found by its
+    cross-correlation. Very many large pictures are compared at half their size, or less."""
+    while len(truth) * len(guess) * truth[0, 0].numel() > MOST_COMPARED and truth.shape[-1] > 8:
+        truth, guess = F.avg_pool2d(truth, 2), F.avg_pool2d(guess, 2)
+    first, second = spectrum(truth), spectrum(guess)
+    height, width = truth.shape[-2:]
+    square, other = (x.float().square().sum((1, 2, 3)) for x in (truth, guess))
+    rows = []
+    for own, power in zip(first, square, strict=True):  # row by row, as above
+        rows.append(power + other - 2 * largest_overlaps(own, second, (height, width)))
+    return _partners(torch.stack(rows))
+
+
+def _partners(cost: Tensor) -> list[int]:
+    """For each row the column that is its partner at the least total cost, or -1."""
     rows, columns = linear_sum_assignment(cost.double().numpy())
     partner = dict(zip(rows.tolist(), columns.tolist(), strict=True))
-    return [partner.get(row, -1) for row in range(len(truth))]
+    return [partner.get(row, -1) for row in range(len(cost))]
 
 
 def mse(a: Tensor, b: Tensor) -> Tensor:

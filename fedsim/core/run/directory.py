@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import io
 import os
 import stat
@@ -53,6 +54,7 @@ from fedsim.core.run.paths import (
     result_path,
 )
 from fedsim.core.run.record import Record, read_record, read_sheet, sheet_is_broken, write_record
+from fedsim.core.run.rounds import read_rounds
 from fedsim.core.spec import Spec, load_spec, written_digest
 from fedsim.core.text import encoded, visible
 
@@ -143,7 +145,7 @@ class Run:
     def refuse_other(self, spec: Spec) -> None:
         """Raise where the directory holds something other than a run of this spec."""
         self._refuse_lost()
-        digest = self._present_digest()
+        digest = self.present_digest()
         if digest is not None and digest != spec.digest():
             raise RunError(
                 f"'{self.root}' already holds a run of another spec ({digest}, not "
@@ -158,7 +160,7 @@ class Run:
                 f"'{self.root}' is not empty and holds no run; choose another directory."
             )
 
-    def _present_digest(self) -> str | None:
+    def present_digest(self) -> str | None:
         """The digest of the spec whose run the directory holds, None where it holds no run."""
         record = read_record(self.root)
         if self._spec_is_whole():
@@ -290,7 +292,12 @@ class Run:
     @property
     def rounds(self) -> pd.DataFrame:
         """One row per federated round."""
-        return self._table(ROUNDS)
+        try:
+            return read_rounds(self.root, self.present_digest())
+        except FileNotFoundError:
+            raise RunError(f"'{self.root}' has no {ROUNDS} yet.") from None
+        except DamagedError as error:
+            raise self._damaged(self.root / ROUNDS) from error
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -300,7 +307,22 @@ class Run:
             content: dict[str, Any] = read_json(self.summary_path)
         except DamagedError as error:
             raise self._damaged(self.summary_path) from error
+        if not isinstance(content, dict) or not isinstance(content.get("verdicts"), list):
+            raise self._damaged(self.summary_path)
         return content
+
+    def scores_digest(self) -> str:
+        """A hash of the scores as they lie; the summary that was made of them names it."""
+        return hashlib.sha256((self.root / SCORES).read_bytes()).hexdigest()[:32]
+
+    def is_concluded(self, spec: Spec) -> bool:
+        """Whether its summary is sealed, of this spec, and made of the scores beside it."""
+        try:
+            summary = read_json(self.summary_path, unsealed=False)
+            said = {key: summary.get(key) for key in ("spec_digest", "scores_digest")}
+            return said == {"spec_digest": spec.digest(), "scores_digest": self.scores_digest()}
+        except (DamagedError, AttributeError, OSError):
+            return False
 
     def events(self) -> list[dict[str, Any]]:
         """Everything that went wrong and was survived, oldest first."""
@@ -384,7 +406,9 @@ def _event(line: bytes) -> dict[str, Any] | None:
         event = parse_json(line + b"\n", "an event", LINE_END)
     except DamagedError:
         return None
-    whole = isinstance(event, dict) and all(
-        isinstance(event.get(key), str) for key in ("kind", "message")
-    )
-    return event if whole else None
+    if not isinstance(event, dict):
+        return None
+    words = all(isinstance(event.get(key), str) for key in ("kind", "message"))
+    numbers = all(type(event.get(key, 0)) in (int, type(None)) for key in ("round", "client"))
+    plain = all(isinstance(v, str | int | float | None) for v in event.values())
+    return event if words and numbers and plain else None

@@ -9,7 +9,9 @@ import torch
 from skimage.metrics import structural_similarity
 
 from fedsim.core import metrics
+from fedsim.core.metrics import pixels
 from tests.core.metrics.conftest import A
+from tests.staging import photos
 
 
 def test_psnr_is_minus_ten_log_mse() -> None:
@@ -37,6 +39,19 @@ def test_a_shifted_copy_is_registered() -> None:
     assert (metrics.psnr(A, shifted) < 20).all()
     assert metrics.psnr_registered(A, shifted).tolist() == [160.0] * 3
     assert (metrics.psnr_registered(A, 1 - A) >= metrics.psnr(A, 1 - A)).all()
+
+
+@pytest.mark.parametrize("most", [2**26, 2**8])  # as they are, and at half their size
+def test_shifted_copies_are_matched_each_where_it_fits(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pixels, "MOST_COMPARED", most)
+    pictures, _ = photos(32, range(0, 160, 20))
+    order = [3, 1, 7, 0, 5, 2, 6, 4]
+    moved = pictures[order].roll((15, -9), dims=(2, 3))
+    found = metrics.match_shifted(pictures, moved)
+    assert [order[row] for row in found] == list(range(8))
+    assert metrics.match_shifted(pictures, moved[:2]).count(-1) == 6
 
 
 def test_ssim_is_one_for_equal_pictures_and_less_for_others() -> None:

@@ -168,3 +168,37 @@ def test_a_damaged_summary_is_one_sentence(small_run: Run, tmp_path: Path) -> No
     flip(run.summary_path, 200, 0)
     with pytest.raises(DamagedError, match=r"summary.json' is damaged; run `fedsim audit --resume"):
         assert run.summary
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "client_failed", "message": "x", "round": [1], "client": {}}',
+        '{"kind": "client_failed", "message": "x", "round": "1", "client": true}',
+        '{"kind": "client_failed", "message": "x", "of": {"a": 1}}',
+        '{"kind": 1, "message": "x"}',
+        '["kind", "message"]',
+    ],
+)
+def test_an_event_of_odd_types_is_damage(tmp_path: Path, line: str) -> None:
+    (tmp_path / "events.jsonl").write_text(f'{{"kind": "a", "message": "b"}}\n{line}\n')
+    kept, lost = Run(tmp_path).events()
+    assert (kept["kind"], lost["kind"]) == ("a", "events_lost")
+
+
+def test_a_summary_is_believed_beside_the_scores_it_was_made_of(
+    small_run: Run, tmp_path: Path
+) -> None:
+    assert small_run.is_concluded(small_run.spec)
+    assert not small_run.is_concluded(small_run.spec.model_copy(update={"seed": 2}))
+    run = Run(tmp_path)
+    for name in ("summary.json", "scores.csv"):
+        (tmp_path / name).write_bytes((small_run.root / name).read_bytes())
+    assert run.is_concluded(small_run.spec)
+    (tmp_path / "scores.csv").write_bytes(run.scores.assign(psnr=1.0).to_csv().encode())
+    assert not run.is_concluded(small_run.spec)
+    for text in ("{}", "[]", "nonsense"):
+        (tmp_path / "summary.json").write_text(text)
+        assert not run.is_concluded(small_run.spec)
+        with pytest.raises(DamagedError, match="is damaged"):
+            _ = run.summary
