@@ -47,7 +47,8 @@ class Axis(BaseModel):
     name: str
     strengths: list[dict[str, Any]] = [{}]
     with_: list[dict[str, Any]] = Field(default=[], alias="with")  # defenses that act before it
-    levers: list[str] = []  # overrides, as on the command line; then ``name`` is only a name
+    # Overrides, as on the command line, one or several together; then ``name`` is only a name.
+    levers: list[str | list[str]] = []
 
 
 class BenchSection(BaseModel):
@@ -100,7 +101,9 @@ class _Setting:
 
 def _settings(axis: Axis) -> Iterator[_Setting]:
     for lever in axis.levers:
-        yield _Setting(axis.name, lever.partition("=")[2], lever, levers=(lever,))
+        together = (lever,) if isinstance(lever, str) else tuple(lever)
+        brief = " ".join(one.partition("=")[2] for one in together)
+        yield _Setting(axis.name, brief, " ".join(together), levers=together)
     before = [Component.model_validate(c) for c in axis.with_]
     for strength in [] if axis.levers else axis.strengths:
         component = Component.model_validate({**strength, "name": axis.name})

@@ -19,6 +19,7 @@ import ray
 from fedsim.audit.stages import audit, federate
 from fedsim.bench.cells import Bench, Cell
 from fedsim.bench.doubts import doubt_of, legend_of
+from fedsim.bench.stealth import COLUMNS, loudness_in, write_stealth
 from fedsim.bench.table import aggregate, as_markdown
 from fedsim.campaign.plan import prepare
 from fedsim.cluster.local import ATTACK_RESOURCE
@@ -44,6 +45,7 @@ class Measured:
 
     pictures: pd.DataFrame
     outcomes: pd.DataFrame  # a row per attack: its verdict, and the cell's cost
+    guards: pd.DataFrame  # a row per guard: how loud the server was to it
 
 
 def conduct(
@@ -69,6 +71,8 @@ def conduct(
         write_atomically(root / f"{name}.csv", encoded(frame.to_csv(index=False)))
     legend = "".join(f"\n{line}\n" for line in legend_of(table))
     write_atomically(root / "table.md", encoded(as_markdown(table) + legend))
+    guards = pd.concat([done[cell].guards for cell in cells], ignore_index=True)
+    write_stealth(root, guards, table)
     write_bench_report(bench, root, table, as_markdown(table))
     return table
 
@@ -148,7 +152,8 @@ def measure(bench: Bench, cell: Cell, root: Path) -> Measured:
     pictures = run.scores.reindex(columns=_columns())
     for at, (name, value) in enumerate(about.items()):
         pictures.insert(at, name, value)
-    return Measured(pictures, pd.DataFrame(outcomes))
+    guards = pd.DataFrame(loudness_in(summary, about), columns=COLUMNS)
+    return Measured(pictures, pd.DataFrame(outcomes), guards)
 
 
 def _columns() -> list[str]:
@@ -178,9 +183,11 @@ def _cost(run: Run, target: float | None) -> dict[str, Any]:
     }
 
 
-def _upload_bytes(run: Run) -> int:
-    """One upload, written as tightly as the defenses allow."""
-    update = read_observation(list_observations(run.observations)[-1]).update
+def _upload_bytes(run: Run) -> int | None:
+    """One upload, written as tightly as the defenses allow; None where guards let none go."""
+    if not (observed := list_observations(run.observations)):
+        return None
+    update = read_observation(observed[-1]).update
     sizes = [defense.encoded_bytes(update) for defense in declared(run.spec.defenses)]
     return min([update.nbytes(), *[size for size in sizes if size is not None]])
 

@@ -61,7 +61,8 @@ def write_bench_report(bench: Bench, root: Path, table: pd.DataFrame, markdown: 
             words += f", accuracy {100 * entry['accuracy']:.0f} %"
         pairs = _pairs(root, by_label[label], attack)
         rows.append(Row(label, attack, words, entry["front"], pairs, marks_of(entry["doubts"])))
-    svg = (root / "frontier.svg").read_text()
+    svg, loud = (root / "frontier.svg").read_text(), root / "stealth.svg"
+    stealth = loud.read_text() if loud.is_file() else ""
     page = (
         environment(Path(__file__).parent)
         .get_template("bench.html")
@@ -72,6 +73,7 @@ def write_bench_report(bench: Bench, root: Path, table: pd.DataFrame, markdown: 
             table=_cells(markdown),
             legend=legend_of(table),
             frontier=Markup(svg[svg.index("<svg") :]),
+            stealth=Markup(stealth[stealth.index("<svg") :]) if stealth else None,
             style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
         )
     )

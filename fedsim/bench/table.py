@@ -209,7 +209,8 @@ def as_markdown(table: pd.DataFrame) -> str:
         shown = [_leaked(cells.loc[a]) if a in cells.index else "declined" for a in attacks]
         first = rows.iloc[0]
         recovered = f"{100 * rows['recovered'].max():.0f} %"
-        size = f"{first['upload_bytes'] / 1024:.0f}"
+        sent = first["upload_bytes"]
+        size = "–" if pd.isna(sent) else f"{sent / 1024:.0f}"
         epsilon = "" if pd.isna(first["epsilon"]) else f"{first['epsilon']:.3g}"
         words = [str(defense), str(strength), *shown, recovered, _accuracy(first), size, epsilon]
         lines.append(f"| {' | '.join(words)} |")
