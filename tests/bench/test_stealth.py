@@ -74,7 +74,7 @@ def test_a_bench_of_servers_shows_leak_against_stealth(tmp_path: Path) -> None:
     bench = load_bench(content, [*overrides, "train.batch_size=4", "train.rounds=1"])
     table = conduct(bench, tmp_path)
     assert table["strength"].tolist() == ["", "0.05", "C {}"]
-    drawn = pd.read_csv(tmp_path / "stealth.csv")
+    drawn = pd.read_csv(tmp_path / "stealth.csv", dtype={"strength": str})
     assert drawn["strength"].fillna("").tolist() == ["", "0.05"], "the honest one is not tampered"
     assert drawn["loudness"].iloc[0] > drawn["loudness"].iloc[1]
     assert (tmp_path / "stealth.png").is_file()
