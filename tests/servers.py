@@ -82,3 +82,13 @@ class Suspicious(Guard):
 
     def keep(self, scene: Scene) -> dict[str, Tensor]:
         return {"suspicious/norm": scene.received["head.weight"].norm()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRefuses(Guard):
+    """Speaks up at one client alone."""
+
+    client: int = 0
+
+    def inspect(self, scene: Scene) -> Finding:
+        return Finding("one_refuses", float(scene.client == self.client), 0.5, "by its number")

@@ -56,7 +56,7 @@ from fedsim.core.manoeuvre import Brief, Isolated, Manoeuvre, Memory, Sighting, 
 from fedsim.core.models import batchnorm_names, head_names
 from fedsim.core.observation import Public
 from fedsim.core.seeds import seed_from
-from fedsim.core.spec import Upload
+from fedsim.core.spec import Spec, Upload
 
 _GAP = 9e5  # a client's loss is at most about the gap, and above 1e6 it is not admitted
 _ROW, _ROW_OF_STEPS = 1000.0, 5000.0
@@ -106,6 +106,13 @@ class Fishing(Manoeuvre):
         if self.target is not None and self.target >= classes:
             raise SpecError(
                 f"fishing: target is {self.target}, and the classes are 0 to {classes - 1}."
+            )
+
+    def check_spec(self, spec: Spec) -> None:
+        if self.threshold == "surrogate" and spec.threat.surrogate is None:
+            raise SpecError(
+                "fishing: threshold surrogate needs pictures of the server's own (threat G, "
+                "threat.surrogate); auto and blind do without."
             )
 
     def tamper(self, brief: Brief) -> Tampered:
@@ -252,11 +259,16 @@ class Fishing(Manoeuvre):
             remain, words = 1, f"{words}; taken as one"
         else:  # what passes a gate is a fraction of one picture, or more than one
             remain = round(count) if gate is None else max(1, math.ceil(count - (_ONE - 1)))
+            remain = min(max(0, remain), seen.pictures)
+        if remain == 0 and head is not None and not head.known:
+            remain, words = (
+                1,
+                "how many answered is not known: the update's size is not; taken as one",
+            )
         if remain == 0:
             words = f"no picture of class {target} answered"
             return Isolated(update, 0, None, count, "; ".join([words, *notes]))
-        behind = seen.pictures / (remain if remain <= seen.pictures else 1)
-        left = scaled(update, behind, remain)
+        left = scaled(update, seen.pictures / remain, remain)
         if remain == 1 and head is not None:
             left = with_lone_head(left, seen, model, head, target)
         return Isolated(
@@ -308,7 +320,8 @@ class Fishing(Manoeuvre):
                 "how many passed the gate is not known: the update's size is not",
             )
         if others := count_others(seen, head, int(seen.about["target"])):
-            return float(others + 1), f"mixed: {others} pictures of other classes are beyond a gate"
+            words = f"mixed: {others} pictures of other classes are beyond a gate"
+            return float(min(others + 1, seen.pictures)), words
         passed = _passed(seen, gate, head)
         if passed.count is None or passed.count <= 0:
             return (

@@ -212,6 +212,10 @@ def check_transformer(model: nn.Module, public: Public) -> None:
         reason = "it has no learnable position embedding to write places into"
     elif model.get_parameter(parts.patch_weight).shape[1] != 3:
         reason = "its pictures do not have three channels"
+    elif any(n * p != public.image_size for n, p in zip(parts.grid, parts.patch_size, strict=True)):
+        reason = (
+            f"its patches of {parts.patch_size[0]} px do not fill a side of {public.image_size}"
+        )
     elif model.global_pool not in ("token", "avg"):
         reason = f"it pools by '{model.global_pool}', which does not reach every patch"
     elif len(model.blocks) < (2 if model.global_pool == "token" else 1):

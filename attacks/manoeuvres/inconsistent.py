@@ -20,7 +20,7 @@ from fedsim.core.errors import ModelError, SpecError
 from fedsim.core.manoeuvre import Brief, Isolated, Manoeuvre, Memory, Sighting, Tampered
 from fedsim.core.models import head_names
 from fedsim.core.observation import Public
-from fedsim.core.spec import Upload
+from fedsim.core.spec import Spec, Upload
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,29 @@ class Inconsistent(Manoeuvre):
         if lure := self._lure():
             lure.check_model(model, public)
 
+    def check_spec(self, spec: Spec) -> None:
+        if lure := self._lure():
+            lure.check_spec(spec)
+        if self.victim is None:
+            return
+        met = [r for r in spec.tampered_rounds if self.victim in spec.cohort(r)]
+        if not set(met) & set(spec.audited_rounds):
+            raise SpecError(
+                f"inconsistent: client {self.victim} is asked in no round that is tampered with "
+                f"and audited; threat H with server.clients=[{self.victim}] asks it in all of them."
+            )
+
     # -- what is sent ---------------------------------------------------------------------------
 
     def tamper(self, brief: Brief) -> Tampered:
         victim = self._victim(brief)
+        if victim not in brief.cohort:
+            return Tampered({}, {}, f"honest weights: client {victim} is not asked in this round")
         lured = self._lured(brief, victim)
         about = {"victim": victim, "lure": lured.about, "cohort": len(brief.cohort)}
-        if brief.client == victim:
+        if brief.client == victim:  # what the lure's own attack looks for stands in its place
             words = f"the victim; {lured.words or 'honest weights'}"
-            return Tampered(lured.changed, about, words)
+            return Tampered(lured.changed, {**lured.about, **about}, words)
         head = head_names(brief.model())[0]
         silent = {head: torch.zeros_like(brief.weights[head])}
         return Tampered(silent, about, f"a head of zeros, for client {victim} to stand alone")
@@ -93,8 +107,8 @@ class Inconsistent(Manoeuvre):
     # -- what came back -------------------------------------------------------------------------
 
     def learn(self, seen: Sighting, memory: Memory) -> None:
-        lure, victim = self._lure(), int(seen.about.get("victim", seen.client))
-        if lure is None or (seen.client != victim and clients_behind(seen) == 1):
+        lure, victim = self._lure(), seen.about.get("victim")
+        if lure is None or victim is None or (seen.client != victim and clients_behind(seen) == 1):
             return
         within = dict(memory.get("lure", {}))
         if within.get("learned") == seen.round:  # a cohort's mean arrives once for each client
@@ -104,6 +118,8 @@ class Inconsistent(Manoeuvre):
         memory["lure"] = {"learned": seen.round, "own": own}
 
     def isolate(self, seen: Sighting) -> Isolated | None:
+        if "victim" not in seen.about:
+            return None
         lure, victim, behind = self._lure(), int(seen.about["victim"]), clients_behind(seen)
         model = seen.loaded()
         if behind == 1 and seen.client != victim:
@@ -112,7 +128,8 @@ class Inconsistent(Manoeuvre):
         if behind == 1:
             return lure.isolate(seen) if lure else None
         own = self._victims(seen)
-        if is_silent(own.update.tensors):
+        away = bool(seen.stayed) and victim not in seen.stayed
+        if away or is_silent(own.update.tensors):
             return Isolated(
                 own.update, 0, None, 0.0, f"client {victim} sent nothing, or stayed away"
             )
@@ -134,4 +151,6 @@ class Inconsistent(Manoeuvre):
         pictures = seen.pictures // behind
         update = scaled(without_head(seen.update, seen.loaded()), behind, pictures)
         victim = int(seen.about["victim"])
-        return replace(seen, client=victim, update=update, about=about, pictures=pictures)
+        return replace(
+            seen, client=victim, update=update, about=about, pictures=pictures, stayed=(victim,)
+        )

@@ -6,7 +6,7 @@ bias of the LayerNorm before it gets what the head sends back, W^T mean_i (p_i -
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +22,10 @@ from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import Upload
 
 _NONE = 0.01  # pictures: below is rounding, where each picture counts as a whole one
+_KEEP_SIZE = (
+    *("secure_aggregation", "frozen_pe", "sinusoidal_pe", "withheld", "label_disguise"),
+    *("fedsim.defenses.secure_aggregation:SecureAggregation",),
+)
 _ALONG = 0.999  # cosine from which on a bias got nothing but what the head sent back
 
 
@@ -56,7 +60,7 @@ def read_head(seen: Sighting, model: nn.Module) -> HeadReading | None:
 def gradient_scale(seen: Sighting) -> float | None:
     """What turns an update into the mean gradient of its pictures; None where nobody knows it."""
     protocol, public = seen.public.protocol, seen.public
-    if protocol.clip is not None:
+    if protocol.clip is not None or changes_size(public):
         return None
     if seen.update.kind is Upload.GRADIENT:
         return 1.0
@@ -65,6 +69,12 @@ def gradient_scale(seen: Sighting) -> float | None:
     samples = max(1, seen.pictures // clients_behind(seen))
     steps = steps_of_round(public.local_steps, public.local_epochs, samples, public.batch_size)
     return -1 / (protocol.lr * momentum_pull(protocol, steps))
+
+
+def changes_size(public: Public, harmless: Sequence[str] = _KEEP_SIZE) -> bool:
+    """Whether a declared defense may change the size of an upload, or put something beside it: all
+    may but those that are known not to."""
+    return any(str(defense.get("name")) not in harmless for defense in public.defenses)
 
 
 def sent_back(seen: Sighting, model: nn.Module, row: Tensor) -> float | None:
@@ -104,9 +114,13 @@ def count_unpredicted(seen: Sighting, head: HeadReading, target: int) -> float |
         largest = float(head.bias[others].max()) * (len(head.bias) - 1)
         if seen.update.kind is not Upload.GRADIENT or largest <= 0:
             return None
+        if changes_size(seen.public, (*_KEEP_SIZE, "clipping")):
+            return None  # noise, or gaps: what is largest says nothing
         total /= largest
     count = seen.pictures * total
-    return 0.0 if abs(count) < _NONE else count
+    if abs(count) < _NONE:
+        return 0.0
+    return count if head.known or count > 0 else None
 
 
 def labels_behind(seen: Sighting, model: nn.Module, gated: int | None = None) -> list[int] | None:
@@ -195,6 +209,8 @@ def only_sums(public: Public) -> bool:
 
 def clients_behind(seen: Sighting) -> int:
     """How many clients' pictures an update is the mean of."""
+    if seen.stayed:
+        return len(seen.stayed)
     if seen.public.local_epochs:  # how many pictures a client has is then its own affair
         return int(seen.about.get("cohort", 1)) if only_sums(seen.public) else 1
     alone = Observation(seen.round, seen.client, {}, seen.update, seen.public).pictures

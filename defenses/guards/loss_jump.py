@@ -42,7 +42,7 @@ class LossJump(Guard):
         words = f"the loss is {loss:.3g}, that of guessing {chance:.3g}"
         if scene.round <= 1:
             share = loss / (self.fresh * chance)
-        else:
+        else:  # a model that is met late may have been trained to anything
             before = chance
             if "loss_jump/last" in scene.kept:
                 before = float(scene.kept["loss_jump/last"])

@@ -50,6 +50,8 @@ def inspected(guards: Sequence[Guard], scene: Scene | None) -> Watch:
         scene.model.train(mode)
         scene.model.zero_grad(set_to_none=True)
         findings.append(replace(finding, refused=finding.fired and guard.refuse))
+    if any(finding.fired for finding in findings):  # suspicious weights are nobody's yardstick
+        kept = {f"{_PREFIX}{name}": tensor for name, tensor in scene.kept.items()}
     return Watch(findings, kept)
 
 

@@ -97,7 +97,7 @@ class WeightCheck(Guard):
             norms = matrix.norm(dim=1)
             largest = norms.max()
             if largest == 0:
-                started = self.zero_start and scene.round <= 1
+                started = self.zero_start and _was_zero(scene, tensors, name)
                 yield Mark(0.0 if started else float("inf"), f"'{name}' is all zeros")
                 continue
             dead = norms <= ZERO * largest
@@ -158,6 +158,14 @@ class WeightCheck(Guard):
                 part = is_ / was
                 words = f"'{name}' fell to {part:.2g} of its size"
                 yield Mark(self.shrunk / max(part, 1e-12), words)
+
+
+def _was_zero(scene: Scene, tensors: dict[str, Tensor], name: str) -> bool:
+    """Whether a matrix of zeros is no news: nothing was met before, or zeros were."""
+    norms = scene.kept.get("weight_check/norms")
+    if norms is None or len(norms) != len(tensors):
+        return True
+    return float(norms[list(tensors).index(name)]) == 0
 
 
 def twins(rows: Tensor) -> float:

@@ -19,7 +19,7 @@ from fedsim.campaign.progress import Silent, Watch
 from fedsim.core.attack import Reconstruction
 from fedsim.core.errors import FedsimError, ObservationError, SpecError
 from fedsim.core.files import read_json
-from fedsim.core.knowledge import THREATS, Secrets
+from fedsim.core.knowledge import THREATS, Secrets, granted_by
 from fedsim.core.metrics import psnr
 from fedsim.core.observation import chosen_in
 from fedsim.core.run import Run, address_of, list_observations, paths
@@ -79,7 +79,8 @@ def attack_offline(
         pool.submit(job)
     with watch.running(0, 0):
         pool.drain()
-    return [_row(run, job) for job in jobs]
+    granted = granted_by(spec.threat)
+    return [_row(run, job, granted) for job in jobs]
 
 
 def _observations(source: Path) -> list[Path]:
@@ -119,7 +120,7 @@ def _without_truth(run: Run, spec: Spec, job: AnyJob) -> Secrets:
     return Secrets()
 
 
-def _row(run: Run, job: Job) -> dict[str, Any]:
+def _row(run: Run, job: Job, granted: frozenset[str]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "observation": job.victim,
         "trial": job.trial,
@@ -134,9 +135,11 @@ def _row(run: Run, job: Job) -> dict[str, Any]:
         return row | {"failure": read_json(job.failure)["reason"]}
     result = Reconstruction.load(job.result)
     picture = job.result.with_suffix(".png")
+    if not len(result.images):  # the server's manoeuvre left none
+        return row | {"seconds": result.seconds, "unscored": "; ".join(result.notes)}
     _draw(result.images, picture)
     try:
-        pictures = load_pictures(run, job)
+        pictures = load_pictures(run, job, granted)
     except FedsimError as error:  # as a rule no vault beside it: the attacker's own situation
         pictures = None
         row["unscored"] = str(error) if run.vault.is_dir() else "no vault"

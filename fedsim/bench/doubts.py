@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 MIS_SPECIFIED, INCOMPLETE, CRASHED, BLIND = "MIS-SPECIFIED", "INCOMPLETE", "crashed", "blind"
+REFUSED = "refused"
 _MARKS = {
     MIS_SPECIFIED: (
         "†",
@@ -27,6 +28,10 @@ _MARKS = {
         "Crashed: an attack crashed, hung or met a fault, so there is no number, or none of some "
         "seeds.",
     ),
+    REFUSED: (
+        "∥",
+        "Refused: the clients' guards let nothing be uploaded, so there was nothing to attack.",
+    ),
     BLIND: (
         "¶",
         "BASELINE: the attack never looked at an update, so its number is a guess.",
@@ -38,6 +43,8 @@ def doubt_of(entry: Mapping[str, Any], failed: Iterable[Mapping[str, str]] = ())
     """What is wrong with the numbers of one attack in a summary, whatever its verdict; empty where
     nothing is. An attack that declined has found out that it does not apply: that is no doubt.
     Summaries of older versions tell it by their ``failed`` jobs."""
+    if entry["verdict"] == "NO RESULT" and entry.get("refused") and not entry.get("victims_of"):
+        return REFUSED
     if entry["verdict"] == "NO RESULT":
         kinds = {job.get("kind") for job in failed if job.get("attack") == entry["attack"]}
         return "" if entry.get("declined", kinds == {"declined"}) else CRASHED

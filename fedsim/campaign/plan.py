@@ -97,12 +97,16 @@ def _check_manoeuvre(spec: Spec) -> None:
     assert spec.server.manoeuvre is not None
     lacking = sorted(manoeuvre.needs - granted_by(spec.threat))
     if lacking:
-        enough = [t.letter for t in THREATS.values() if manoeuvre.needs <= t.grants]
+        letters = [t.letter for t in THREATS.values() if manoeuvre.needs <= t.grants]
+        enough = [letter for letter in letters if letter != spec.threat.model]
         advice = f"; threat {enough[0]} does" if enough else ""
+        advice = "" if spec.threat.withhold else advice
         raise NotGranted(
             f"the manoeuvre '{spec.server.manoeuvre.name}' needs {', '.join(lacking)} "
             f"({FIELDS[lacking[0]]}), which threat {spec.threat.model} does not grant{advice}."
         )
+    with sealed():
+        manoeuvre.check_spec(spec)
     if not set(spec.tampered_rounds) & set(spec.audited_rounds):
         raise SpecError(
             "no round that the server tampers with is audited: its manoeuvre has no victims; let "

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedsim.attacks.manoeuvres import create_manoeuvre
 from fedsim.core.defense import Defense
-from fedsim.core.errors import AttackError
+from fedsim.core.errors import AttackError, FedsimError
 from fedsim.core.manoeuvre import Isolated, Sighting
 from fedsim.core.observation import (
     Observation,
@@ -67,7 +67,7 @@ def _revealed(observation: Observation, files: list[Path], mask: Defense) -> Obs
         tensors=mean,
         num_examples=sum(upload.num_examples for upload in uploads),
     )
-    return replace(observation, update=update, public=public, summed=len(stayed))
+    return replace(observation, update=update, public=public, stayed=tuple(stayed))
 
 
 def isolated_in(observation: Observation, granted: frozenset[str]) -> Isolated | None:
@@ -75,6 +75,8 @@ def isolated_in(observation: Observation, granted: frozenset[str]) -> Isolated |
     to be read as it came."""
     if observation.chosen is None or "tampering" not in granted:
         return None
+    if not all(tensor.is_floating_point() for tensor in observation.update.tensors.values()):
+        return None  # masked: to this reader it is noise
     component = Component.model_validate(observation.chosen.manoeuvre)
     manoeuvre = create_manoeuvre(component.name, **component.params)
     public = observation.public
@@ -85,9 +87,18 @@ def isolated_in(observation: Observation, granted: frozenset[str]) -> Isolated |
         model=partial(announced, public),
         public=alone,
         pictures=observation.pictures,
+        stayed=observation.stayed,
     )
-    with sealed():
-        found = manoeuvre.isolate(seen)
+    try:
+        with sealed():
+            found = manoeuvre.isolate(seen)
+    except FedsimError:
+        raise
+    except Exception as error:  # its author's
+        raise AttackError(
+            f"the manoeuvre '{component.name}' could not say what is left of the batch: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if found is not None and not 0 <= found.pictures <= observation.pictures:
         raise AttackError(
             f"the manoeuvre says that {found.pictures} pictures remain, and at most "

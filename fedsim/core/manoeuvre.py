@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedsim.core.learning import Update
 from fedsim.core.observation import Public
 from fedsim.core.seeds import seed_from
+from fedsim.core.spec import Spec
 
 Memory = dict[str, Any]  # of plain values, as JSON has them: it is checkpointed with the rounds
 
@@ -69,6 +70,7 @@ class Sighting:
     model: Callable[[], nn.Module]  # the architecture agreed on, without weights
     public: Public
     pictures: int  # how many stand behind the update, by all that is public
+    stayed: tuple[int, ...] = ()  # the clients whose sum it is, where it is one
 
     def loaded(self) -> nn.Module:
         """The model as this client received it, in the clients' mode."""
@@ -106,6 +108,9 @@ class Manoeuvre:
     alike: ClassVar[bool] = False  # whether all clients of a round are sent the same
 
     def check_model(self, model: nn.Module, public: Public) -> None:
+        """Raise a SpecError for a model on which it cannot work, before a round runs."""
+
+    def check_spec(self, spec: Spec) -> None:
         """Raise a SpecError for a federation in which it cannot work, before a round runs."""
 
     def tamper(self, brief: Brief) -> Tampered:

@@ -83,7 +83,12 @@ class Observation:
     checksum: str = ""  # of what came back; a result names by it what it was made from
     chosen: Chosen | None = None  # why the weights are not those of the round, if they are not
     cohort: tuple[int, ...] = ()  # who masked their uploads together, where they did
-    summed: int = 1  # how many uploads the update is the mean of
+    stayed: tuple[int, ...] = ()  # the clients whose uploads the update is the mean of, if so
+
+    @property
+    def summed(self) -> int:
+        """How many uploads the update is the mean of."""
+        return max(1, len(self.stayed))
 
     @property
     def name(self) -> str:
@@ -291,7 +296,12 @@ def refuse_foreign(path: Path, spec: Spec, classes: int | None = None) -> None:
         about, public, _ = _read_public(path)
     except ObservationError:
         return
-    _refuse_foreign_choice(path, about.chosen, spec)
+    _refuse_foreign_choice(path, about.round, about.chosen, spec)
+    if about.cohort and about.cohort != spec.cohort(about.round):
+        raise ForeignObservationError(
+            f"the observation '{path}' is not of this run: its cohort is {brief(about.cohort)}, "
+            f"not {brief(spec.cohort(about.round))} as the run's spec says."
+        )
     found = _told_alike(public)
     expected = _told_alike(Public.of(spec, classes or public.num_classes))
     for name, value in expected.items():
@@ -302,10 +312,16 @@ def refuse_foreign(path: Path, spec: Spec, classes: int | None = None) -> None:
             )
 
 
-def _refuse_foreign_choice(path: Path, chosen: Chosen | None, spec: Spec) -> None:
+def _refuse_foreign_choice(path: Path, round_: int, chosen: Chosen | None, spec: Spec) -> None:
     """Raise where weights were chosen by another server than that of the spec."""
     own = spec.server.manoeuvre
     name = None if chosen is None else chosen.manoeuvre.get("name")
+    if (chosen is not None) != (round_ in spec.tampered_rounds) and own is not None:
+        sent = "its weights are chosen" if chosen is not None else "its weights are the round's"
+        raise ForeignObservationError(
+            f"the observation '{path}' is not of this run: {sent}, and round {round_} of the run's "
+            f"spec is {'tampered with' if chosen is None else 'honest'}."
+        )
     if chosen is not None and (own is None or Component.model_validate(chosen.manoeuvre) != own):
         raise ForeignObservationError(
             f"the observation '{path}' is not of this run: its weights were chosen by "

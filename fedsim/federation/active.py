@@ -4,7 +4,7 @@ comes back. An honest server has none, and sends everybody the same."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -65,10 +65,12 @@ class ActiveServer:
             asked=sorted(set(self.spec.server.clients or [])),
         )
 
-    def take_in(self, replies: Iterable[tuple[int, Update]]) -> None:
-        """Learn from the replies of the round, in the order of the clients."""
+    def take_in(self, replies: Iterable[tuple[int, Update]], stayed: Collection[int]) -> None:
+        """Learn from the replies of the round, in the order of the clients; ``stayed`` are all who
+        replied."""
+        behind = tuple(sorted(stayed)) if self._summed else ()
         for client, update in replies:
-            seen = self._sighting(client, update)
+            seen = self._sighting(client, update, behind)
             self._guarded("learn from a reply", self.manoeuvre.learn, seen, self.memory)
         self.memory = _plain(self.memory, self.component.name)
 
@@ -85,17 +87,18 @@ class ActiveServer:
             _checked(found.changed, self._weights, name), _plain(found.about, name), found.words
         )
 
-    def _sighting(self, client: int, update: Update) -> Sighting:
+    def _sighting(self, client: int, update: Update, behind: tuple[int, ...]) -> Sighting:
         tampered = self.tampered.get(client)
         pictures = most_pictures(self.public, update.num_examples)
-        if self._summed:
-            pictures *= len(self.spec.cohort(self._round))
+        if behind:
+            pictures *= len(behind)
         return Sighting(
             *(self._round, client, self.sent_to(client), update),
             about=tampered.about if tampered else {},
             model=self._model,
             public=self.public,
             pictures=pictures,
+            stayed=behind,
         )
 
     def _guarded(self, what: str, do: Callable[..., Any], *about: Any) -> Any:

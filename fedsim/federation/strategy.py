@@ -229,10 +229,11 @@ class AdversarialStrategy(Strategy):
     def _learn(self, admitted: Mapping[int, Update | Path]) -> None:
         """Let the manoeuvre take in what came back."""
         if self.active is not None:
-            self.active.take_in(
+            updates = (
                 (client, source if isinstance(source, Update) else read_update(source))
                 for client, source in sorted(admitted.items())
             )
+            self.active.take_in(updates, admitted)
 
     def _kept(self, good: dict[int, Message]) -> dict[int, Message]:
         """The replies that enter the global model: those to tampered weights only where the server

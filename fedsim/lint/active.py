@@ -9,7 +9,7 @@ from fedsim.core.knowledge import THREATS
 from fedsim.core.spec import Spec, Upload
 from fedsim.lint.facts import Facts, gather
 from fedsim.lint.findings import Finding
-from fedsim.lint.remedies import guarded, guards_that_refuse
+from fedsim.lint.remedies import guarded, guards_that_refuse, trusted_guards
 
 NAMES = {
     "active-server": "one picture of any batch, for a server that chooses the weights",
@@ -27,7 +27,7 @@ def active_server(
     pictures = [finding for finding in found if finding.severity != "note"]
     if not pictures:
         return
-    refusing = guards_that_refuse(facts)
+    refusing, trusted = guards_that_refuse(facts), trusted_guards(facts)
     batch = f"batches of {facts.spec.train.batch_size}"
     hidden = " and through secure aggregation" if facts.named("secure_aggregation") else ""
     reason = (
@@ -35,17 +35,20 @@ def active_server(
         f"answers to one class or one feature, a single picture is left in the update of {batch}"
         f"{hidden}, and that one comes back as a picture alone would ({pictures[0].rule})."
     )
-    if refusing:
+    if trusted:
         yield Finding(
             "active-server",
             "note",
-            f"{reason} {', '.join(refusing)} would refuse to upload what looks like it; how gentle "
+            f"{reason} {', '.join(trusted)} would refuse to upload what looks like it; how gentle "
             f"a server can be, an audit shows.",
             threat="F",
         )
         return
     exact = facts.steps == 1 and all(finding.severity == "certain" for finding in pictures)
     more = "" if exact else " Several local steps and defenses blur it."
+    if refusing:
+        exact = False
+        more += f" {', '.join(refusing)} would refuse some manoeuvres and let others through."
     yield Finding(
         "active-server", "certain" if exact else "likely", reason + more, guarded(facts), "F"
     )

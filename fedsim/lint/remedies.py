@@ -12,6 +12,7 @@ from fedsim.core.spec import Component
 from fedsim.lint.facts import Facts
 
 SAFE_BATCH = 8
+NOTICING = "weight_check"
 
 
 def mixed(facts: Facts) -> tuple[str, ...]:
@@ -28,11 +29,22 @@ def guards_that_refuse(facts: Facts) -> list[str]:
     return [c.name for c in facts.spec.guards if c.params.get("refuse")]
 
 
+def trusted_guards(facts: Facts) -> list[str]:
+    """Of the guards that refuse, those that were seen to notice every manoeuvre here, with the
+    limits that they were seen with."""
+    return [
+        c.name
+        for c in facts.spec.guards
+        if c.name == NOTICING and c.params.get("refuse") and set(c.params) == {"refuse"}
+    ]
+
+
 def guarded(facts: Facts) -> tuple[str, ...]:
     """Clients that look at what they were sent, and refuse."""
-    if guards_that_refuse(facts):
+    if trusted_guards(facts):
         return ()
-    names = [c.name for c in facts.spec.guards] or ["d_snr", "weight_check"]
+    names = list(dict.fromkeys([*(c.name for c in facts.spec.guards), NOTICING]))
+    names = names if facts.spec.guards else ["d_snr", NOTICING]
     return (f"guards={_flow([{'name': name, 'refuse': True} for name in names])}",)
 
 

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,6 +21,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
+from fedsim.core.defense import Defense
 from fedsim.core.device import resolve_device, threads
 from fedsim.core.errors import DamagedError, FedsimError, ForeignTruthError
 from fedsim.core.files import checksum, read_json, write_json
@@ -32,7 +34,7 @@ from fedsim.core.observation import (
 )
 from fedsim.core.run import Run, observation_name, paths
 from fedsim.core.vault import Truth, Vault
-from fedsim.defenses.applied import announced, declared
+from fedsim.defenses.applied import announced, declared, hiding
 
 # Replays differ by rounding alone: about 1e-6 on a CPU, more after many local steps.
 CANARY_TOLERANCE = 1e-4
@@ -41,7 +43,7 @@ CANARY_TOLERANCE = 1e-4
 # gradient of a key's bias in attention is zero but for rounding, which is no difference.
 SMALLEST = 1e-3
 
-_WAY = "3"  # of computing a canary: those of another way are computed again
+_WAY = "4"  # of computing a canary: those of another way are computed again
 
 
 class Kept(BaseModel):
@@ -162,7 +164,19 @@ def canary(
             defenses=defenses,
             rng=truth.coin(),
         )
-    return relative_error(replay, observation.update)
+    mask, where = hiding(defenses), (observation.round, list(cohort), [observation.client])
+    if mask is None or not cohort:
+        return relative_error(replay, observation.update)
+    # Beside masks of 63 bits any update is nothing: compared is what lies under them.
+    return relative_error(*(_unmasked(u, mask, *where) for u in (replay, observation.update)))
+
+
+def _unmasked(
+    update: Update, mask: Defense, round_: int, cohort: list[int], own: list[int]
+) -> Update:
+    """What one client uploaded, as if all others of its cohort had dropped out."""
+    clear = mask.reveal(update.tensors, round_, cohort, own)
+    return update if clear is None else replace(update, tensors=clear)
 
 
 def relative_error(replay: Update, observed: Update) -> float:

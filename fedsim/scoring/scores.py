@@ -43,6 +43,7 @@ from fedsim.core.vault import Truth, Vault
 from fedsim.scoring.canary import check_canaries
 from fedsim.scoring.identification import Gallery, Wanted
 from fedsim.scoring.recovery import FLAT, FLAT_SSIM, RECOVERED_DB
+from fedsim.scoring.vigilance import refused_in
 
 CLAIMED = "claimed"
 _FAILURE = TypeAdapter(dict[str, str])
@@ -80,7 +81,8 @@ def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.
 
     Victim by victim, because the features of a true picture serve every attack on it.
     """
-    canaries = check_canaries(run, sorted({(job.round, job.client) for job in jobs}))
+    chosen = {(job.round, job.client) for job in jobs}
+    canaries = check_canaries(run, sorted(chosen - refused_in(run)))  # they uploaded nothing
     threat = run.spec.threat.model
     rows: dict[Job, list[dict[str, Any]]] = {}
     numbers: dict[str, int] = {}  # of the distinct pictures, as they are met
@@ -119,7 +121,7 @@ def results_of(jobs: Iterable[Job], seed: int) -> Iterator[tuple[Job, Reconstruc
             yield job, result
 
 
-def load_pictures(run: Run, job: Job) -> Pictures | None:
+def load_pictures(run: Run, job: Job, granted: frozenset[str] | None = None) -> Pictures | None:
     """What a finished job reconstructed, beside the truth; None for one that did not finish. What
     does not belong together is an error: result, observation and truth name each other."""
     if not job.result.is_file():
@@ -127,7 +129,8 @@ def load_pictures(run: Run, job: Job) -> Pictures | None:
     refuse_foreign(job.observation, run.spec, run.classes)
     result = Reconstruction.load(job.result)
     refuse_other_result(result, job, run.spec.seed)
-    files = read_from(job.observation, granted_by(run.spec.threat))
+    known = granted_by(run.spec.threat) if granted is None else granted
+    files = read_from(job.observation, known)
     truths = {address_of(file)[1]: _truth(run, file) for file in files}
     truth = truths[job.client]
     if not len(result.images) and chosen_in(job.observation) is None:

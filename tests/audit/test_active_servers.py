@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -9,8 +10,12 @@ import pytest
 
 from fedsim.audit.replay import attack_offline
 from fedsim.audit.stages import audit
+from fedsim.campaign.plan import jobs_of, victims
+from fedsim.core.attack import Reconstruction
+from fedsim.core.errors import SpecError
 from fedsim.core.run import Run
 from fedsim.core.spec import Component, Spec
+from fedsim.federation.checkpoint import read_checkpoint
 from tests.conftest import small_spec
 
 QUIET = ["audit.gallery=0", "train.rounds=1"]
@@ -115,6 +120,116 @@ def test_guards_under_a_passive_threat_measure_false_alarms(tmp_path: Path) -> N
     run = audit(small_spec("train.batch_size=8", guards), tmp_path / "run")
     assert [row["false_alarms"] for row in run.summary["noticed"]["guards"]] == [0] * 4
     assert all(row["tampered"] == 0 for row in run.summary["noticed"]["guards"])
+
+
+def words_of(run: Run) -> dict[tuple[int, int], str]:
+    """What the notes of `patch_solve` say of every victim."""
+    jobs = [job for job in jobs_of(run, run.spec, victims(run.spec)) if job.label == "patch_solve"]
+    return {(j.round, j.client): " ".join(Reconstruction.load(j.result).notes) for j in jobs}
+
+
+def test_a_clipped_upload_still_holds_the_picture_that_was_left_in_it(tmp_path: Path) -> None:
+    defense = "defenses=[{name: clipping, norm: 1.0}]"
+    more = ("train.batch_size=4", "train.rounds=3", "train.clients_per_round=null")
+    run = audit(served(defense, *more), tmp_path / "run")
+    assert verdict_of(run)["verdict"] == "LEAKS"
+
+
+@pytest.mark.parametrize(
+    "defense",
+    ["gaussian_noise, std: 0.2", "top_k, sparsity: 0.9", "random_k, sparsity: 0.5, rescale: true"],
+)
+def test_what_noise_and_sparsity_leave_of_a_count_is_no_crash_and_no_claim(
+    defense: str, tmp_path: Path
+) -> None:
+    more = ("train.batch_size=4", "train.rounds=2")
+    run = audit(served(f"defenses=[{{name: {defense}}}]", *more), tmp_path / "run")
+    assert not run.summary["failed_jobs"]
+    rows = run.scores[run.scores["attack"] == "patch_solve"]
+    for at, words in words_of(run).items():
+        if found := re.search(r"one picture of class (\d+) answered", words):
+            own = rows[(rows["round"] == at[0]) & (rows["client"] == at[1])]
+            assert int((own["label_true"] == int(found[1])).sum()) == 1
+
+
+def test_a_gate_before_an_absent_class_claims_no_more_than_there_is(tmp_path: Path) -> None:
+    run = audit(served("train.batch_size=2", "train.rounds=4"), tmp_path / "run")
+    assert not run.summary["failed_jobs"]
+
+
+def test_where_nothing_is_left_an_offline_attack_says_so(tmp_path: Path) -> None:
+    spec = served("train.batch_size=2", manoeuvre="{name: inconsistent, victim: 0}")
+    spec = spec.model_copy(update={"train": spec.train.model_copy(update={"clients_per_round": 4})})
+    run = audit(spec, tmp_path / "run")
+    rows = attack_offline(run.root, Component(name="patch_solve"), tmp_path / "out", None, 1)
+    assert [row["unscored"] is None for row in rows] == [True, False, False, False]
+    assert rows[1]["unscored"].startswith("silenced: its head was zero")
+    assert all(row["failure"] is None for row in rows)
+
+
+def test_a_sum_is_scored_offline_by_the_threat_that_was_asked_for(tmp_path: Path) -> None:
+    defense = "defenses=[{name: secure_aggregation}]"
+    run = audit(small_spec(*QUIET, defense, "threat=B"), tmp_path / "run")
+    rows = attack_offline(run.root, Component(name="patch_solve"), tmp_path / "out", "C", 1)
+    assert all(row["unscored"] is None and row["psnr"] for row in rows)
+
+
+def test_the_victims_imprint_is_read_by_its_own_attack(tmp_path: Path) -> None:
+    spec = served(
+        "train.clients_per_round=null",
+        "attacks=[{name: imprint}]",
+        "model.options={patch_size: 4, depth: 4, embed_dim: 96, num_heads: 3}",
+        manoeuvre="{name: inconsistent, victim: 1, lure: {name: imprint}}",
+    )
+    run = audit(spec, tmp_path / "run")
+    found = claimed(run, "imprint")
+    assert set(found["client"]) == {1}
+    assert float(found["psnr"].min()) > 25
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["{name: inconsistent, victim: 9}"], "client 9 is asked in no round"),
+        (["{name: fishing, threshold: surrogate}"], "needs pictures of the server's own"),
+        (["{name: fishing, target: 99}"], "the classes are 0 to 7"),
+        (["imprint", "model.options={patch_size: 5, depth: 3}"], "do not fill a side of 32"),
+        (["imprint", "model={name: resnet10t}"], "needs a Vision Transformer"),
+    ],
+)
+def test_a_manoeuvre_that_cannot_work_is_refused_before_a_round(
+    more: list[str], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        audit(served(*more[1:], manoeuvre=more[0]), tmp_path / "run")
+    assert not (tmp_path / "run" / "observations").exists()
+
+
+def test_honest_copies_raise_no_alarm_beside_tampered_rounds(tmp_path: Path) -> None:
+    guards = "guards=[{name: weight_check}, {name: loss_jump}]"
+    more = ("train.rounds=4", "train.batch_size=4", "server.aggregate=honest_copy", guards)
+    run = audit(served(*more), tmp_path / "run")
+    weights, _ = run.summary["noticed"]["guards"]
+    assert (weights["noticed"], weights["tampered"]) == (4, 4)
+    assert (weights["false_alarms"], weights["honest"]) == (0, 4)
+
+
+def test_a_head_that_starts_at_zero_is_no_alarm_until_it_moved(tmp_path: Path) -> None:
+    guards = "guards=[{name: weight_check, refuse: true}]"
+    spec = served(guards, "train.rounds=2", "server.rounds=[1]", "model.options.weight_init=jax")
+    run = audit(spec, tmp_path / "run")
+    assert run.rounds["clients"].tolist() == [0, 2]
+
+
+def test_a_memory_counts_those_who_stayed_in_a_sum(tmp_path: Path) -> None:
+    spec = served(
+        "defenses=[{name: secure_aggregation}]",
+        "train.clients_per_round=null",
+        "guards=[{name: 'tests.servers:OneRefuses', client: 1, refuse: true}]",
+        manoeuvre="{name: 'tests.servers:SameHead'}",
+    )
+    run = audit(spec, tmp_path / "run")
+    assert read_checkpoint(run).memory["seen"] == [[1, 0, 3], [1, 2, 3], [1, 3, 3]]
 
 
 @pytest.mark.slow

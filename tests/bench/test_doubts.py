@@ -30,6 +30,8 @@ def entry(verdict: str = "NOT RECOVERED", **more: Any) -> dict[str, Any]:
         ),
         (entry("NO RESULT", declined=True), ""),
         (entry("NO RESULT", declined=False), "crashed"),
+        (entry("NO RESULT", declined=False, refused=4, victims_of=0), "refused"),
+        (entry("NO RESULT", declined=False, refused=1, victims_of=3), "crashed"),
     ],
 )
 def test_what_is_wrong_with_a_number_is_told_whatever_its_verdict(

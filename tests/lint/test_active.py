@@ -37,15 +37,28 @@ def test_a_passive_server_is_no_active_one() -> None:
 
 
 def test_a_guard_is_a_remedy_only_if_it_refuses() -> None:
-    warns, refuses = ("guards=[{name: d_snr}]", "guards=[{name: d_snr, refuse: true}]")
+    warns, refuses = (
+        "guards=[{name: weight_check}]",
+        "guards=[{name: weight_check, refuse: true}]",
+    )
     (finding,) = found(*ACTIVE, "train.batch_size=8", warns)
     assert finding.severity == "certain"
-    assert finding.remedy == ("guards=[{name: d_snr, refuse: true}]",)
+    assert finding.remedy == ("guards=[{name: weight_check, refuse: true}]",)
     (finding,) = found(*ACTIVE, "train.batch_size=8", refuses)
     assert (finding.severity, finding.remedy) == ("note", ())
     (warning,) = found("threat=C", warns, rule="guards-only-warn")
     assert warning.severity == "note"
     assert found("threat=C", refuses, rule="guards-only-warn") == []
+
+
+@pytest.mark.parametrize(
+    "guard",
+    ["{name: d_snr, refuse: true}", "{name: weight_check, refuse: true, moved: 1.0e9}"],
+)
+def test_a_guard_that_lets_some_manoeuvres_through_is_no_remedy(guard: str) -> None:
+    (finding,) = found(*ACTIVE, "train.batch_size=8", f"guards=[{guard}]")
+    assert finding.severity == "likely"
+    assert "would refuse some manoeuvres and let others through" in finding.reason
 
 
 def test_the_batch_of_one_keeps_its_remedies_and_gains_the_guards() -> None:

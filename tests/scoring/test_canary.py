@@ -439,3 +439,16 @@ def test_dropout_that_the_attacker_cannot_replay_is_misspecified(tmp_path: Path)
     blind = "attacks=[{name: inverting_gradients, steps: 2}]"
     run = audit(small_spec("model.options.proj_drop_rate=0.5", blind), tmp_path / "run")
     assert run.summary["verdicts"][0]["verdict"] == "MIS-SPECIFIED"
+
+
+@pytest.mark.parametrize("defenses", ["[]", "[{name: secure_aggregation}]"])
+def test_a_wrong_replay_is_noticed_under_masks_too(defenses: str, tmp_path: Path) -> None:
+    spec = small_spec(f"defenses={defenses}", "train.rounds=1")
+    run = federate(spec, tmp_path / "run")
+    path = list_observations(run.observations)[0]
+    seen = read_observation(path)
+    truth = Vault(run.vault).read(seen.round, seen.client)
+    cohort, cpu = spec.cohort(1), torch.device("cpu")
+    assert canary(seen, truth, cpu, cohort) < 1e-6
+    moved = {name: t + 0.3 * torch.ones_like(t) for name, t in seen.weights.items()}
+    assert canary(replace(seen, weights=moved), truth, cpu, cohort) > 1e-2

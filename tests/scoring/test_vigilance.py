@@ -71,4 +71,5 @@ def test_whoever_refuses_is_nobodys_missing_victim(tmp_path: Path) -> None:
     assert (entry["verdict"], entry["victims_of"], entry["refused"]) == ("NO RESULT", 0, 4)
     assert "the guards of all 4 victims kept them from uploading" in entry["words"]
     assert isinstance(run.scores, pd.DataFrame)
+    assert {event["kind"] for event in run.events()} == {"client_refused"}
     assert run.scores.empty

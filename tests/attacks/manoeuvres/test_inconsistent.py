@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -60,10 +62,20 @@ def test_the_class_of_another_client_is_not_taken_for_the_victims() -> None:
 
 
 def test_a_victim_that_stayed_away_leaves_nothing() -> None:
-    stage = Stage(Inconsistent(victim=9), defenses=SUMS)
-    isolated = stage.manoeuvre.isolate(stage.play_sum(COHORT)[0])
+    stage = Stage(Inconsistent(victim=2), defenses=SUMS)
+    seen = stage.play_sum(COHORT)[0]
+    others = tuple(client for client in range(len(COHORT)) if client != 2)
+    isolated = stage.manoeuvre.isolate(replace(seen, stayed=others))
     assert isolated.pictures == 0
     assert "stayed away" in isolated.words
+
+
+def test_a_victim_that_is_not_asked_leaves_the_round_honest() -> None:
+    stage = Stage(Inconsistent(victim=9), defenses=SUMS)
+    sent = stage.manoeuvre.tamper(stage.brief(1, client=0, cohort=(0, 1)))
+    assert (sent.changed, sent.about) == ({}, {})
+    assert "not asked in this round" in sent.words
+    assert stage.manoeuvre.isolate(stage.play_sum(COHORT)[0]) is None
 
 
 def test_victims_are_taken_in_turn() -> None:

@@ -87,11 +87,14 @@ def test_a_mark_of_tampering_fires_in_the_first_round_and_is_named(vit, spoil, m
     assert mark in finding.words
 
 
-def test_a_head_of_zeros_fires_once_the_model_has_begun(vit) -> None:
+def test_a_head_of_zeros_fires_once_another_was_seen(vit) -> None:
+    before = WeightCheck().keep(scene_of(vit))
     nn.init.zeros_(vit.head.weight)
     assert not WeightCheck().inspect(scene_of(vit, round_=1)).fired
     assert WeightCheck(zero_start=False).inspect(scene_of(vit, round_=1)).fired
-    finding = WeightCheck().inspect(scene_of(vit, round_=2))
+    still = WeightCheck().keep(scene_of(vit))
+    assert not WeightCheck().inspect(replace(scene_of(vit, round_=2), kept=still)).fired
+    finding = WeightCheck().inspect(replace(scene_of(vit, round_=2), kept=before))
     assert finding.fired
     assert "'head.weight' is all zeros" in finding.words
 
