@@ -1,20 +1,24 @@
 """Bound: a program that ends with the process that started it, however that one ends.
 
 A process that is killed can put nothing away; on Linux the kernel then sends its children a signal,
-if they asked for it. This asks, as a program of its own that becomes the one that is wanted: in a
-process that has threads, nothing of Python's may run between fork and exec. It imports nothing of
-fedsim.
+if they asked for it. This asks, as a program of its own that starts the one that is wanted and
+waits for it: in a process that has threads, nothing of Python's may run between fork and exec. Told
+to end, it ends all of its group, because a SuperLink leaves what it started behind. It imports
+nothing of fedsim.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 _DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
+_SECONDS = 5  # between asking a group to end and making it
 
 
 def bound(command: list[str]) -> list[str]:
@@ -25,15 +29,35 @@ def bound(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", str(Path(__file__).absolute()), str(os.getpid()), *command]
 
 
-def main(parent: int, command: list[str]) -> None:
+def main(parent: int, command: list[str]) -> int:
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)  # lest others should be ended with it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until somebody can be told
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:  # it ended before it was asked for
-        return
+        return 0
     try:
-        os.execvp(command[0], command)
+        child = subprocess.Popen(command, preexec_fn=_open_to_signals)
     except OSError as error:
         sys.exit(f"{command[0]}: {error.strerror}")
+    signal.signal(signal.SIGTERM, lambda number, frame: _end_all(child))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _open_to_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _end_all(child: subprocess.Popen[bytes]) -> None:
+    """Ask everybody of the group to end, then make them, this one with them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_SECONDS)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -68,3 +68,23 @@ def test_a_child_ends_with_a_parent_that_is_killed_unless_it_is_to_outlive_it(
     finally:
         if began(child) is not None:
             os.kill(child, signal.SIGKILL)
+
+
+def test_what_a_child_started_ends_with_it_also_where_it_is_left_behind(tmp_path: Path) -> None:
+    code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True)"
+    careless = [sys.executable, "-c", f"{code}; import time; time.sleep(600)", *SLEEPER]
+    command = [sys.executable, "-c", PARENT, "ends", str(tmp_path / "log"), *careless]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 20
+        while not (words := (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        grandchild = int(words)
+        assert began(grandchild) is not None
+    finally:
+        parent.kill()
+        parent.wait()
+    while began(grandchild) is not None and time.monotonic() < until:
+        time.sleep(0.05)
+    assert began(grandchild) is None
