@@ -3,8 +3,8 @@
 A process that is killed can put nothing away; on Linux the kernel then sends its children a signal,
 if they asked for it. This asks, as a program of its own that starts the one that is wanted and
 waits for it: in a process that has threads, nothing of Python's may run between fork and exec. Told
-to end, it ends all of its group, because a SuperLink leaves what it started behind. It imports
-nothing of fedsim.
+to end, it ends all that descends from it, because a SuperLink leaves what it started behind, in
+groups of their own. It imports nothing of fedsim.
 """
 
 from __future__ import annotations
@@ -51,12 +51,37 @@ def _open_to_signals() -> None:
 
 
 def _end_all(child: subprocess.Popen[bytes]) -> None:
-    """Ask everybody of the group to end, then make them, this one with them."""
+    """Ask everybody below to end, then make them, this one with them."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.killpg(0, signal.SIGTERM)
+    family = _descendants(os.getpid())
+    _tell(family, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(_SECONDS)
+    _tell(family | _descendants(os.getpid()), signal.SIGKILL)
     os.killpg(0, signal.SIGKILL)
+
+
+def _tell(pids: set[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _descendants(root: int) -> set[int]:
+    """Every process below one, by what the kernel says of parents."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1])
+    found, waiting = set[int](), [root]
+    while waiting:
+        above = waiting.pop()
+        below = {pid for pid, parent in parents.items() if parent == above} - found
+        found |= below
+        waiting += below
+    return found
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ def test_a_child_ends_with_a_parent_that_is_killed_unless_it_is_to_outlive_it(
 
 
 def test_what_a_child_started_ends_with_it_also_where_it_is_left_behind(tmp_path: Path) -> None:
-    code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True)"
+    run = "subprocess.Popen(sys.argv[1:], start_new_session=True)"
+    code = f"import subprocess, sys; print({run}.pid, flush=True)"
     careless = [sys.executable, "-c", f"{code}; import time; time.sleep(600)", *SLEEPER]
     command = [sys.executable, "-c", PARENT, "ends", str(tmp_path / "log"), *careless]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
