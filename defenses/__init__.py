@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedsim.core.defense import Defense
-from fedsim.core.errors import SpecError
-from fedsim.core.registry import build
+from fedsim.core.registry import build_as, refuse_twice
 from fedsim.core.spec import Component
 
 if __name__ != "fedsim.defenses":
@@ -40,16 +39,10 @@ DEFENSES: dict[str, str] = {
 
 def create_defense(name: str, **params: Any) -> Defense:
     """The defense called ``name``, its parameters checked."""
-    defense = build("defense", DEFENSES, name, params)
-    if not isinstance(defense, Defense):
-        raise SpecError(f"the defense '{name}' must derive from fedsim.core.defense.Defense.")
-    return defense
+    return build_as("defense", DEFENSES, Defense, name, params)
 
 
 def create_defenses(components: list[Component]) -> list[Defense]:
     """A client's defenses, in the order in which they act."""
-    names = [component.name for component in components]
-    for name in names:
-        if names.count(name) > 1:
-            raise SpecError(f"the defense '{name}' is listed twice.")
+    refuse_twice("defense", [component.name for component in components])
     return [create_defense(component.name, **component.params) for component in components]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedsim.core.errors import SpecError
 from fedsim.core.manoeuvre import Manoeuvre
-from fedsim.core.registry import build
+from fedsim.core.registry import build_as
 
 __all__ = ["MANOEUVRES", "Manoeuvre", "create_manoeuvre"]
 
@@ -25,7 +24,4 @@ MANOEUVRES: dict[str, str] = {
 
 def create_manoeuvre(name: str, **params: Any) -> Manoeuvre:
     """The manoeuvre called ``name``, its parameters checked."""
-    manoeuvre = build("manoeuvre", MANOEUVRES, name, params)
-    if not isinstance(manoeuvre, Manoeuvre):
-        raise SpecError(f"the manoeuvre '{name}' must derive from fedsim.core.manoeuvre.Manoeuvre.")
-    return manoeuvre
+    return build_as("manoeuvre", MANOEUVRES, Manoeuvre, name, params)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedsim.core.errors import SpecError
 from fedsim.core.guard import Guard
-from fedsim.core.registry import build
+from fedsim.core.registry import build_as, refuse_twice
 from fedsim.core.spec import Component, Spec
 
 __all__ = ["COMPARING", "GUARDS", "Guard", "compares", "create_guard", "create_guards"]
@@ -28,19 +27,13 @@ GUARDS: dict[str, str] = {
 
 def create_guard(name: str, **params: Any) -> Guard:
     """The guard called ``name``, its parameters checked."""
-    guard = build("guard", GUARDS, name, params)
-    if not isinstance(guard, Guard):
-        raise SpecError(f"the guard '{name}' must derive from fedsim.core.guard.Guard.")
-    return guard
+    return build_as("guard", GUARDS, Guard, name, params)
 
 
 def create_guards(components: Iterable[Component | Mapping[str, Any]]) -> list[Guard]:
     """A client's guards, in the order in which they look."""
     listed = [Component.model_validate(component) for component in components]
-    names = [component.name for component in listed]
-    for name in names:
-        if names.count(name) > 1:
-            raise SpecError(f"the guard '{name}' is listed twice.")
+    refuse_twice("guard", [component.name for component in listed])
     return [create_guard(component.name, **component.params) for component in listed]
 
 

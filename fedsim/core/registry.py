@@ -11,16 +11,18 @@ import dataclasses
 import hashlib
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.core.errors import SpecError, did_you_mean
 from fedsim.core.seal import sealed
 from fedsim.core.text import brief
+
+Base = TypeVar("Base")
 
 ONCE_AT_THE_TOP = ("attacks", "defenses", "clients")  # as older specs import them
 
@@ -127,3 +129,21 @@ def build(kind: str, table: Mapping[str, str], name: str, params: Mapping[str, A
             where = ".".join(str(part) for part in first["loc"]) or "its parameters"
             got = brief(first.get("input"))
             raise SpecError(f"the {kind} '{name}': {where}: {first['msg']} (got {got}).") from error
+
+
+def build_as(
+    kind: str, table: Mapping[str, str], base: type[Base], name: str, params: Mapping[str, Any]
+) -> Base:
+    """As `build`, of a class that derives from ``base``: what the testbed calls must be there."""
+    found = build(kind, table, name, params)
+    if not isinstance(found, base):
+        wanted = f"{base.__module__}.{base.__name__}"
+        raise SpecError(f"the {kind} '{name}' must derive from {wanted}.")
+    return found
+
+
+def refuse_twice(kind: str, names: Sequence[str]) -> None:
+    """Raise where a list names one thing twice."""
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError(f"the {kind} '{name}' is listed twice.")
