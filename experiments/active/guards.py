@@ -1,11 +1,11 @@
 """What guards notice: of honest rounds nothing, of fished ones all.
 
-    python experiments/active/guards.py [honest] [tampered] [cost] [--seed 4000]
+    python -m experiments.active.guards [honest] [tampered] [cost] [--seed 4000]
 
 ``honest``: the scores of honest client-rounds, of fresh and of trained models, and how many of them
-would have been taken for an attack. ``tampered``: what each guard makes of tampered weights, at
-full strength and gentler, in a client's first round and in a later one. ``cost``: how long each
-guard takes, as a multiple of the client's own training step.
+would have been taken for an attack. ``tampered``: what each guard makes of what the manoeuvres
+send, at full strength and gentler, in a client's first round and in a later one. ``cost``: how long
+each guard takes, as a multiple of the client's own training step.
 
 The limits come from other pictures (CIFAR-10), other seeds (0 to 2) and, for the ViTs, another
 depth: `fedsim.defenses.guards.calibration`.
@@ -16,23 +16,22 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
-from experiments.active import tampered
 from experiments.active.honest import Federation, first_batch, pictures_of, scenes, start_of
+from experiments.active.server import Server, best_match
+from fedsim.attacks.manoeuvres import create_manoeuvre
 from fedsim.core.guard import Guard, Scene
 from fedsim.core.learning import Batch, local_update
-from fedsim.core.spec import Upload
+from fedsim.core.spec import ModelSpec, TrainSpec, Upload
 from fedsim.defenses.guards import create_guard
-from fedsim.defenses.guards.d_snr import gradient_norms
 from fedsim.defenses.guards.same_model import notice_of
 
-Tamper = Callable[[nn.Module, Batch, torch.Generator], None]
 NAMES = ("d_snr", "weight_check", "loss_jump", "same_model")
 VIT8 = Federation(options={"patch_size": 8})
 VIT4 = Federation(options={"patch_size": 4}, rounds=2)
@@ -93,49 +92,38 @@ def honest(seed: int) -> None:
     print(f"\nFalse alarms: {alarmed} of {total} ({alarmed / total:.1%}); {fired}\n")
 
 
-def attacks() -> dict[str, Tamper]:
-    """Every tampering, by its name and strength."""
-    found: dict[str, Tamper] = {}
+@dataclass(frozen=True)
+class Sent:
+    """A manoeuvre by its name, and whom its weights are shown to: the victim, or one beside it."""
 
-    def fished(gap: float) -> Tamper:
-        return lambda m, batch, coin: tampered.class_fishing(m, int(batch[1][0]), coin, gap)
+    words: str
+    manoeuvre: str
+    params: dict[str, Any] = field(default_factory=dict)
+    one_class: bool = False
+    beside: bool = False
+    layer: bool = False
 
-    def by_feature(sharp: float) -> Tamper:
-        def tamper(m: nn.Module, batch: Batch, coin: torch.Generator) -> None:
-            normal = VIT8.protocol.normalise(batch[0])
-            tampered.feature_fishing(m, int(batch[1][0]), normal, coin, sharp, rank=1)
-
-        return tamper
-
-    def blended(share: float, tamper: Tamper) -> Tamper:
-        return lambda m, b, coin: tampered.blended(m, share, lambda same: tamper(same, b, coin))
-
-    for gap in (1000.0, 30.0, 10.0):
-        found[f"class fishing, gap {gap:g}"] = fished(gap)
-    found["class fishing, within the limits"] = lambda m, batch, coin: tampered.quiet_fishing(
-        m, int(batch[1][0]), coin, gap=9, part=0.12
-    )
-    for share in (0.5, 0.1):
-        found[f"class fishing, {share:.0%} of it"] = blended(share, fished(1000))
-    for sharp in (1000.0, 100.0, 20.0):
-        found[f"feature fishing, sharp {sharp:g}"] = by_feature(sharp)
-    found["feature fishing, 50% of it"] = blended(0.5, by_feature(1000))
-    for scale in (0.0, 1e-3, 1e-1):
-        found[f"head times {scale:g}"] = lambda m, b, c, s=scale: tampered.weak_head(m, s)  # type: ignore[misc]
-    for sharp, quiet in ((3e4, 1e-12), (30.0, 1e-4)):
-        name = f"imprint, sharp {sharp:g}"
-        found[name] = lambda m, b, c, s=sharp, q=quiet: tampered.imprint(m, c, s, q)  # type: ignore[misc]
-    for share in (0.5, 0.1):
-        found[f"imprint, {share:.0%} of it"] = blended(share, found["imprint, sharp 30"])
-    return found
+    @property
+    def attack(self) -> str | None:
+        """What reads the update; what those beside a victim send is read by nobody."""
+        if self.beside:
+            return None
+        return self.manoeuvre if self.manoeuvre.startswith("imprint") else "patch_solve"
 
 
-def isolated(scene: Scene) -> float:
-    """The share of the first layer's gradient norms that one picture has."""
-    images, labels = scene.batches[0]
-    norms, _ = gradient_norms(scene.model, scene.protocol.normalise(images), labels)
-    first = next(iter(norms.values()))
-    return float(first.max() / first.sum()) if first.sum() > 0 else 0.0
+def sent() -> Iterator[Sent]:
+    """Every manoeuvre, and those that have a strength gentler as well."""
+    for strength in (1.0, 0.5, 0.2, 0.1, 0.05):
+        params = {"strength": strength}
+        yield Sent(f"class fishing, strength {strength:g}", "fishing", params)
+    for strength in (1.0, 0.5, 0.1):
+        gated: dict[str, Any] = {"strength": strength, "kind": "feature"}
+        yield Sent(f"feature fishing, strength {strength:g}", "fishing", gated, one_class=True)
+    lure = {"lure": {"name": "fishing"}}
+    yield Sent("inconsistent, the victim fished", "inconsistent", lure)
+    yield Sent("inconsistent, those beside", "inconsistent", lure, beside=True)
+    yield Sent("imprint", "imprint", one_class=True)
+    yield Sent("imprint_layer", "imprint_layer", layer=True)
 
 
 def tampering(seed: int) -> None:
@@ -143,46 +131,87 @@ def tampering(seed: int) -> None:
     guards = [create_guard(name) for name in NAMES[:3]]
     same = create_guard("same_model")
     print(f"Tampered rounds (seed {seed}): scores as shares of the limit, **bold** where it fires.")
-    print("'later': with what was kept of an honest round before. 'alone': the largest picture's")
-    print(
-        "share of the first layer's gradient norms. 'noticed alone': without talking to others.\n"
-    )
-    print(f"| model | batch | round | attack | alone | {' | '.join(NAMES)} | noticed alone |")
+    print("'later': with what was kept of an honest round before. 'leak': the best PSNR of the")
+    print("batch by the closed form that reads it. 'noticed alone': without talking to others.\n")
+    print(f"| model | batch | round | sent | leak, dB | {' | '.join(NAMES)} | noticed alone |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    cells = [(VIT8, 8), (replace(VIT8, trained=60), 16), (CONVNET, 8), (RESNET, 64)]
-    for federation, batch in cells:
-        for name, tamper in attacks().items():
-            if name.startswith("imprint") and federation.name != VIT8.name:
+    noticed: Counter[str] = Counter()
+    cells = [(VIT8, 8), (replace(VIT8, trained=60), 16), (CONVNET, 8), (RESNET, 16)]
+    for federation, size in cells:
+        for what in sent():
+            if what.manoeuvre == "imprint" and federation.name != VIT8.name:
                 continue
             for later in (True,) if federation.trained else (False, True):
-                scene = _tampered_scene(federation, batch, name, tamper, later, guards, seed)
+                scene, leak = _tampered_scene(federation, size, what, later, guards, seed)
                 found = [guard.inspect(scene) for guard in guards]
                 words = []
                 for finding in [*found, same.inspect(scene)]:
                     share = finding.score / finding.limit if finding.limit else finding.score
                     words.append(f"**{share:.2g}**" if finding.fired else f"{share:.2g}")
-                noticed = "yes" if any(finding.fired for finding in found) else "no"
-                when, alone = "later" if later else "first", isolated(scene)
-                cell = f"{federation.title} | {batch} | {when} | {name} | {alone:.2f}"
-                print(f"| {cell} | {' | '.join(words)} | {noticed} |", flush=True)
+                alarm = any(finding.fired for finding in found)
+                noticed[what.words] += alarm
+                noticed[f"{what.words}: rounds"] += 1
+                when = "later" if later else "first"
+                cell = f"{federation.title} | {size} | {when} | {what.words} | {leak}"
+                end = "yes" if alarm else "no"
+                print(f"| {cell} | {' | '.join(words)} | {end} |", flush=True)
+    print()
+    for what in sent():
+        rounds = noticed[f"{what.words}: rounds"]
+        print(f"{what.words}: {noticed[what.words]} of {rounds} rounds noticed alone")
 
 
 def _tampered_scene(
-    federation: Federation, size: int, name: str, tamper: Tamper, later: bool, guards: list[Guard],
-    seed: int,
-) -> Scene:  # fmt: skip
-    """A client before tampered weights, who was sent honest ones before, if it is ``later``."""
+    federation: Federation, size: int, what: Sent, later: bool, guards: list[Guard], seed: int
+) -> tuple[Scene, str]:
+    """A client before tampered weights, who was sent honest ones before if it is ``later``; and
+    how much of its batch they gave away."""
+    options = {"imprint_layer": 32} if what.layer else {}
+    federation = replace(federation, options={**federation.options, **options})
     model = start_of(federation, seed)
+    pictures, labels = pictures_of(federation.data, federation.path, federation.size)
     batch = first_batch(federation, seed, size)
-    if name.startswith("feature"):  # of one label alone
-        pictures, labels = pictures_of(federation.data, federation.path, federation.size)
+    if what.one_class:
         rows = (labels == batch[1][0]).nonzero()[:size, 0]
         batch = (pictures[rows], labels[rows])
+    target = {"target": int(batch[1][0])}
+    params = dict(what.params)
+    if what.manoeuvre == "inconsistent":
+        params |= {"victim": 0, "lure": {**params["lure"], **target}}
+    elif what.manoeuvre == "fishing":
+        params |= target
+    train = TrainSpec(batch_size=size, mode="train", lr=federation.lr)
+    spec = ModelSpec(name=federation.name, options=federation.options)
+    server = Server(
+        manoeuvre=create_manoeuvre(what.manoeuvre, **params),
+        model=spec,
+        side=federation.size,
+        classes=int(labels.max()) + 1,
+        train=train,
+        weights={name: tensor.clone() for name, tensor in model.state_dict().items()},
+    )
     scene = Scene(1, 0, model, [batch], federation.protocol)
     others = notice_of(scene)
     kept = {n: t for guard in guards for n, t in guard.keep(scene).items()} if later else {}
-    tamper(model, batch, torch.Generator().manual_seed(seed))
-    return replace(scene, round=2 if later else 1, kept=kept, notices={1: others, 2: others})
+    cohort, client = range(2), 1 if what.beside else 0
+    model.load_state_dict({**server.weights, **server.sent(1, client, cohort).changed})
+    leak = _leak(server, what, batch, federation)
+    scene = replace(scene, round=2 if later else 1, kept=kept, notices={1: others, 2: others})
+    return scene, leak
+
+
+def _leak(server: Server, what: Sent, batch: Batch, federation: Federation) -> str:
+    """The best PSNR of a picture of the batch; empty where no closed form reads this model."""
+    if what.attack is None or (what.attack == "patch_solve" and federation.name != VIT8.name):
+        return ""
+    seen = server.round([[batch], [batch]])[0]
+    if what.attack != "patch_solve":
+        return f"{best_match(server.read(seen, what.attack), batch[0]):.0f}"
+    isolated = server.isolated(seen)
+    if isolated.pictures == 0:
+        return "none"
+    found = server.solved(seen, replace(isolated, pictures=1), snap=False)
+    return f"{best_match(found, batch[0]):.0f}"
 
 
 def cost(seed: int) -> None:

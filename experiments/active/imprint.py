@@ -23,13 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.active.server import CPU, fixed_point_mean
 from fedsim.attacks.imprint import Imprint, Picture, merge, read_update
 from fedsim.attacks.manoeuvres.imprint import ImprintWeights
 from fedsim.attacks.manoeuvres.imprinting import Layout, patch_basis
 from fedsim.clients.data import load_images
 from fedsim.core.attack import no_progress
 from fedsim.core.knowledge import THREATS, Announced, Traffic, View
-from fedsim.core.learning import Update, local_update
+from fedsim.core.learning import local_update
 from fedsim.core.manoeuvre import Brief, Tampered
 from fedsim.core.metrics import psnr
 from fedsim.core.models import build_model, vit_parts
@@ -39,9 +40,7 @@ from fedsim.core.spec import DataSpec, ModelSpec, Spec, TrainSpec, Upload
 
 CLASSES = 1000
 SURROGATE = 48
-FIXED_POINT = 2.0**-24
 RIGHT = 0.05  # root mean square, as the model sees a patch: what is read is far nearer
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def play(case: Case, victims: Tensor, surrogate: Tensor) -> Played:
             for share in victims.chunk(case.clients)
         ]
         spent = time.process_time() - start
-        update = updates[0] if case.clients == 1 else _mean_in_fixed_point(updates)
+        update = updates[0] if case.clients == 1 else fixed_point_mean(updates)
         shown = replace(public, batch_size=case.batch * case.clients)
         chosen = Chosen(manoeuvre={"name": "imprint"}, about=tampered.about)
         seen = Observation(number, 0, weights, update, shown, chosen=chosen)
@@ -139,15 +138,6 @@ def play(case: Case, victims: Tensor, surrogate: Tensor) -> Played:
 
 def _batches(pictures: Tensor, steps: int) -> list[tuple[Tensor, Tensor]]:
     return [(some, torch.full((len(some),), 3)) for some in pictures.chunk(steps)]
-
-
-def _mean_in_fixed_point(updates: Sequence[Update]) -> Update:
-    total = {
-        name: sum((u.tensors[name].double() / FIXED_POINT).round() for u in updates)
-        for name in updates[0].tensors
-    }
-    mean = {n: (t * FIXED_POINT / len(updates)).float() for n, t in total.items()}  # type: ignore[union-attr]
-    return replace(updates[0], tensors=mean)
 
 
 def measured(case: Case, victims: Tensor, surrogate: Tensor) -> list[str]:

@@ -14,25 +14,20 @@ import argparse
 from pathlib import Path
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from experiments.active.fishing import Server
-from fedsim.attacks import create_attack
+from experiments.active.server import Server
 from fedsim.attacks.manoeuvres import create_manoeuvre
 from fedsim.clients.data import load_images
-from fedsim.core.attack import no_progress
-from fedsim.core.knowledge import THREATS, Announced, View
-from fedsim.core.manoeuvre import Isolated, Sighting
 from fedsim.core.metrics import match_order, psnr
 from fedsim.core.models import build_model
-from fedsim.core.observation import Observation
-from fedsim.core.sent import Chosen
 from fedsim.core.spec import DataSpec, ModelSpec, TrainSpec
 
 CLASSES, ONE = 8, 3  # the class that is imprinted, and the one that is fished for
-CPU = torch.device("cpu")
 
 
 def photographs(side: int) -> tuple[Tensor, Tensor]:
@@ -55,7 +50,7 @@ def imprinted() -> tuple[Tensor, Tensor]:
     manoeuvre = create_manoeuvre("imprint")
     server = Server(manoeuvre, model, 224, CLASSES, TrainSpec(batch_size=8), weights)
     (seen,) = server.round([[(own, torch.zeros(8).long())]])
-    found = _attacked(server, seen, "imprint")
+    found = server.read(seen, "imprint")
     order = match_order(own, found)
     return own, torch.stack([found[row] for row in order])
 
@@ -75,21 +70,8 @@ def fished() -> tuple[Tensor, int, Tensor, Tensor]:
     manoeuvre = create_manoeuvre("fishing", target=ONE)
     server = Server(manoeuvre, model, 160, CLASSES, train, weights)
     (seen,) = server.round([[batch]])
-    isolated = manoeuvre.isolate(seen)
-    assert isolated is not None
-    honest = server._answer(weights, [batch])
-    plain = Sighting(1, 0, weights, honest, {}, server.factory, server.public, 64)
-    whole = Isolated(honest, 64)
-    blend = server.solved(plain, whole)[:1]
-    return batch[0], target, blend, server.solved(seen, isolated)
-
-
-def _attacked(server: Server, seen: Sighting, attack: str) -> Tensor:
-    chosen = Chosen(manoeuvre={"name": attack}, about=dict(seen.about))
-    weights = dict(seen.weights)
-    observation = Observation(1, 0, weights, seen.update, server.public, chosen=chosen)
-    view = View(observation, THREATS["F"].grants, Announced(server.factory))
-    return create_attack(attack).reconstruct(view, device=CPU, progress=no_progress).images
+    blend = server.solved(*server.honest(batch))[:1]
+    return batch[0], target, blend, server.solved(seen, server.isolated(seen))
 
 
 def draw(path: Path) -> None:
@@ -122,16 +104,14 @@ def draw(path: Path) -> None:
     print(path)
 
 
-def _show(axes, picture: Tensor, title: str = "") -> None:  # type: ignore[no-untyped-def]
+def _show(axes: Axes, picture: Tensor, title: str = "") -> None:
     axes.imshow(picture.clamp(0, 1).permute(1, 2, 0).numpy())
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_title(title, fontsize=9)
 
 
-def _frame(corner: tuple[int, int], side: int):  # type: ignore[no-untyped-def]
-    from matplotlib.patches import Rectangle
-
+def _frame(corner: tuple[int, int], side: int) -> Rectangle:
     return Rectangle(corner, side, side, fill=False, edgecolor="#a8261b", lw=3)
 
 

@@ -1,0 +1,1 @@
+"""How the victims of the tables, and the small prior network, learned."""
