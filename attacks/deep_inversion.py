@@ -1,102 +1,134 @@
-"""DeepInversion (Yin et al. 2020) on gradients: matching with BatchNorm statistics as the prior."""
+"""DeepInversion (Yin et al. 2020): pictures of given classes out of a model, without any gradient.
+
+Cross-entropy to the labels, total variation, l2 and the BatchNorm statistics that the model
+remembers: the baseline of GradInversion and GradViT. Of the update it takes the labels alone, so
+what it shows is what the *model* says of its classes, and not what the client's pictures were.
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedsim.attacks.matching import (
+    PRESET,
+    BatchNormName,
+    Count,
     FeaturePrior,
+    LabelRule,
+    Match,
     MatchingAttack,
     Objective,
-    ObjectiveName,
+    OptimizerName,
     Phases,
+    PresetParameters,
     Problem,
+    Rate,
+    ScheduleName,
+    SquaredL2,
+    Task,
     Term,
     Weight,
+    batchnorm_prior,
     l2_norm,
-    objective_of,
     total_variation,
     total_variation_norm,
 )
-from fedsim.attacks.matching.priors import batch_statistics, running_statistics, to_device
-from fedsim.core.knowledge import Statistics
-
-BatchNormName = Literal["auto", "exact", "running", "none"]
-
-_PRESETS: dict[str, dict[str, float]] = {
-    "paper": {"matching": 1e-3, "tv": 1e-4, "l2": 1e-6, "bn": 0.1, "group": 0.01, "langevin": 0.2},
-    "cpu": {"matching": 1.0, "tv": 0.05, "l2": 0.0, "bn": 1e-3, "group": 1e-3, "langevin": 0.0},
-}
+from fedsim.attacks.matching.budget import KeepName
+from fedsim.attacks.matching.matcher import silence
+from fedsim.core.errors import AttackError
+from fedsim.core.knowledge import View
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepInversion(MatchingAttack):
-    """``preset`` paper: the coefficients of GradInversion's paper, made for ResNet-50 at 224.
-    ``cpu``: a few hundred steps on a small network, where one cosine over all layers and total
-    variation as a mean get further. Coefficients that are given win over the preset's.
-
-    ``batchnorm``: which statistics the features are pulled to. ``exact`` are the batch's own, from
-    the buffers the client uploaded or from a threat model that grants them; ``running`` those of
-    the model that was sent; ``auto`` the best there is."""
+class DeepInversion(PresetParameters, MatchingAttack):
+    """``preset`` paper: the coefficients of the authors' code for ResNet-50 at 224. ``batchnorm``:
+    as in `grad_inversion`; the paper's are ``running``, those of the model that was sent."""
 
     uses: ClassVar[frozenset[str]] = MatchingAttack.uses | {"batch_statistics"}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {
+            **{"steps": 20_000, "lr": 0.25, "tv": 1e-4, "l2": 1e-5, "bn": 0.01},
+            **{"optimizer": "adam", "schedule": "cosine", "keep": "total"},
+        },
+        "cpu": {
+            **{"steps": 400, "lr": 0.1, "tv": 0.5, "l2": 0.0, "bn": 0.1},
+            **{"optimizer": "adam", "schedule": "cosine", "keep": "total"},
+        },
+    }
 
-    preset: Literal["paper", "cpu"] = "paper"
-    matching: Weight | None = None
-    tv: Weight | None = None
-    l2: Weight | None = None
-    bn: Weight | None = None
+    steps: Count = PRESET
+    lr: Rate = PRESET
+    optimizer: OptimizerName = PRESET
+    schedule: ScheduleName = PRESET
+    keep: KeepName = PRESET
+    tv: Weight = PRESET
+    l2: Weight = PRESET
+    bn: Weight = PRESET
     bn_first: Weight = 10.0
     batchnorm: BatchNormName = "running"
-    cost: ObjectiveName | None = None
-
-    def weight(self, name: str) -> float:
-        """A coefficient: as given, else the preset's."""
-        given: float | None = getattr(self, name)
-        return _PRESETS[self.preset][name] if given is None else given
+    labels: LabelRule = "auto"
 
     def objective(self, problem: Problem) -> Objective:
-        return objective_of(self.cost or ("layer_l2" if self.preset == "paper" else "cosine"))
+        return SquaredL2()  # of nothing: no gradient is compared
 
     def phases(self) -> Phases:
-        return ((0.0, self.weight("matching")),)
+        return ((0.0, 1.0),)
 
     def terms(self, problem: Problem) -> list[Term]:
         variation = total_variation if self.preset == "cpu" else total_variation_norm
-        return [
-            Term("tv", self.weight("tv"), variation),
-            Term("l2", self.weight("l2"), l2_norm),
-        ]
+        return [Term("tv", self.tv, variation), Term("l2", self.l2, l2_norm)]
 
     def features(self, problem: Problem) -> FeaturePrior | None:
-        # The search weighs what the matcher returns by the matching's weight; undo that here.
-        relative = self.weight("bn") / max(self.weight("matching"), 1e-12)
-        return batchnorm_prior(problem, self.batchnorm, relative, self.bn_first)
+        return batchnorm_prior(problem, self.batchnorm, self.bn, self.bn_first)
+
+    def task(self, view: View, device: torch.device) -> Task:
+        if self.labels == "joint":
+            raise AttackError("deep_inversion makes pictures of given labels; recover them.")
+        problem = self.problem(view, device)
+        labels = self.find_labels(problem, self.seeds)
+        problem.labels = labels[0]
+        matcher = Classified(problem.model, self.features(problem))
+        return Task(problem, matcher, labels, f"{self._in_words()} {sorted(view.granted)}")
 
 
-def batchnorm_prior(
-    problem: Problem, which: BatchNormName, weight: float, first: float = 10.0
-) -> FeaturePrior | None:
-    """A prior on the BatchNorm features of the client's model; what it rests on is noted."""
-    if weight == 0 or which == "none":
-        return None
-    statistics, words = _statistics(problem, which)
-    if not statistics:
-        problem.notes.append(f"no BatchNorm prior: {words}")
-        return None
-    problem.notes.append(f"BatchNorm prior: {words}")
-    return FeaturePrior(to_device(statistics, problem.device), weight, first)
+class Classified:
+    """How surely a model takes images for their labels, in the place of a matching loss."""
 
+    def __init__(self, model: nn.Module, features: FeaturePrior | None = None):
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        silence(self.model)
+        self.features = features
+        self.notes = ["no gradient is matched: the labels and the model alone"]
 
-def _statistics(problem: Problem, which: BatchNormName) -> tuple[Statistics, str]:
-    if which in ("auto", "exact"):
-        if problem.view.grants("batch_statistics"):
-            return problem.view.batch_statistics, "statistics of the batch, as granted"
-        uploaded = batch_statistics(problem.model, problem.update)
-        if uploaded:
-            return uploaded, "statistics of the batch, from the uploaded buffers"
-        if which == "exact":
-            return {}, "the update shows no statistics of its batch"
-    statistics = running_statistics(problem.model)
-    return statistics, "the model's running statistics" if statistics else "it has no layer"
+    def __call__(self, images: Tensor, labels: Tensor) -> Match:
+        found = [self._one(x, y) for x, y in zip(images, labels, strict=True)]
+        values, derivatives = zip(*found, strict=True)
+        return Match(torch.stack(values), torch.stack(derivatives), None)
+
+    def value(self, images: Tensor, labels: Tensor) -> Tensor:
+        return self(images, labels).value
+
+    def state(self) -> dict[str, float]:
+        return {}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """There is nothing that changes."""
+
+    def _one(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            x = images.detach().requires_grad_(True)
+            if self.features is None:
+                loss = F.cross_entropy(self.model(x), labels)
+            else:
+                with self.features.listening(self.model):
+                    loss = F.cross_entropy(self.model(x), labels)
+                    loss = loss + self.features.penalty()
+            (derivative,) = torch.autograd.grad(loss, x)
+        return loss.detach(), derivative

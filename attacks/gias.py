@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks.deep_inversion import BatchNormName, batchnorm_prior
 from fedsim.attacks.generators import (
     check_generator,
     create_generator,
@@ -42,6 +41,7 @@ from fedsim.attacks.matching import (
     objective_of,
     total_variation,
 )
+from fedsim.attacks.matching.batchnorm import BatchNormName, batchnorm_prior
 from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.knowledge import View
 from fedsim.core.observation import checksum

@@ -7,20 +7,23 @@ variation (their Eq. 1 to 11).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fedsim.attacks.matching import (
-    Budget,
+    PRESET,
     Count,
     GroupConsistency,
     MatchingAttack,
     Objective,
     ObjectiveName,
+    OptimizerName,
     PatchPrior,
     Phases,
+    PresetParameters,
     PriorNetwork,
     Problem,
+    ScheduleName,
     Term,
     Weight,
     l2_norm,
@@ -28,88 +31,85 @@ from fedsim.attacks.matching import (
     total_variation,
     total_variation_norm,
 )
+from fedsim.attacks.matching.budget import KeepName
 from fedsim.attacks.transformers import transformer_parts
+from fedsim.core.natural import natural_pictures
+
+
+_NATURAL = 64  # pictures of the attacker's own that are looked at
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradVit(MatchingAttack):
-    """``preset`` paper: the authors' objective and coefficients, for 120,000 steps on a GPU.
-    ``cpu``: a few hundred steps on a small ViT, where one cosine over all layers and priors taken
-    as means (whose weight does not depend on the size) get further, and signed steps.
+class GradVit(PresetParameters, MatchingAttack):
+    """``preset`` paper: the authors' objective, coefficients and 120,000 steps, for a GPU. ``cpu``:
+    a few hundred steps on a small ViT, where one cosine over all layers and priors taken as means
+    (whose weight does not depend on the size) get further, and signed steps.
 
     ``scheduled`` False has prior and matching on from the start: the paper's ablation.
     ``prior_network`` False leaves the CNN out even where the threat model grants one.
+    ``registered``: seeds are moved onto their mean before they are averaged, from a quarter of the
+    steps on and every ``register_every``.
     """
 
-    uses: ClassVar[frozenset[str]] = MatchingAttack.uses | {"priors"}
+    uses: ClassVar[frozenset[str]] = MatchingAttack.uses | {"priors", "surrogate"}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {
+            **{"steps": 120_000, "seeds": 4, "optimizer": "adam", "schedule": "cosine"},
+            **{"cost": "layer_l2", "matching": 4e-3, "image": 2e-1, "patch": 1e-4},
+            **{"group": 1e-2, "l2": 1e-4, "tv": 1e-4, "keep": "last", "register_every": 100},
+        },
+        "cpu": {
+            **{"steps": 400, "seeds": 1, "optimizer": "signed", "schedule": "cosine"},
+            **{"cost": "cosine", "matching": 1.0, "image": 0.1, "patch": 0.2},
+            **{"group": 1e-4, "l2": 0.0, "tv": 1.0, "keep": "total", "register_every": 20},
+        },
+    }
 
-    preset: Literal["paper", "cpu"] = "paper"
-    steps: Count = 120_000
-    seeds: Count = 4
-    matching: Weight | None = None
-    image: Weight | None = None
-    patch: Weight | None = None
-    group: Weight | None = None
-    l2: Weight | None = None
-    tv: Weight | None = None
-    cost: ObjectiveName | None = None
+    steps: Count = PRESET
+    seeds: Count = PRESET
+    optimizer: OptimizerName = PRESET
+    schedule: ScheduleName = PRESET
+    keep: KeepName = PRESET
+    cost: ObjectiveName = PRESET
+    matching: Weight = PRESET
+    image: Weight = PRESET
+    patch: Weight = PRESET
+    group: Weight = PRESET
+    l2: Weight = PRESET
+    tv: Weight = PRESET
     registered: bool = True
+    register_every: Count = PRESET
     scheduled: bool = True
     prior_network: bool = True
     prior_size: int = 64
 
-    def weights(self) -> dict[str, float]:
-        """The coefficients: those given, else the preset's."""
-        presets = {
-            "paper": {
-                "matching": 4e-3,
-                "image": 2e-1,
-                "patch": 1e-4,
-                "group": 1e-2,
-                "l2": 1e-4,
-                "tv": 1e-4,
-            },
-            "cpu": {
-                "matching": 1.0,
-                "image": 1e-6,
-                "patch": 0.2,
-                "group": 1e-4,
-                "l2": 0.0,
-                "tv": 1.0,
-            },
-        }[self.preset]
-        given = {name: getattr(self, name) for name in presets}
-        return {n: presets[n] if value is None else value for n, value in given.items()}
-
-    def budget(self) -> Budget:
-        small = self.preset == "cpu"
-        return replace(
-            super().budget(),
-            optimizer=self.optimizer or ("signed" if small else "adam"),
-            schedule=self.schedule or ("step" if small else "cosine"),
-        )
-
     def objective(self, problem: Problem) -> Objective:
-        return objective_of(self.cost or ("layer_l2" if self.preset == "paper" else "cosine"))
+        return objective_of(self.cost)
 
     def phases(self) -> Phases:
-        weight = self.weights()["matching"]
-        return ((0.0, weight), (0.5, weight / 2)) if self.scheduled else ((0.0, weight),)
+        if not self.scheduled:
+            return ((0.0, self.matching),)
+        return ((0.0, self.matching), (0.5, self.matching / 2))  # Eq. 5
 
     def terms(self, problem: Problem) -> list[Term]:
         parts = transformer_parts(problem.model, "gradvit")
-        weights, small = self.weights(), self.preset == "cpu"
+        small = self.preset == "cpu"
         variation = total_variation if small else total_variation_norm
+        every = self.register_every / self.steps
         terms = [
-            Term("patch", weights["patch"], PatchPrior(parts.patch_size, mean=small)),
-            Term("group", weights["group"], GroupConsistency(self.registered)),
-            Term("l2", weights["l2"], l2_norm),
-            Term("tv", weights["tv"], variation),
+            Term("patch", self.patch, PatchPrior(parts.patch_size, mean=small)),
+            Term(
+                "group",
+                self.group,
+                GroupConsistency(self.registered, problem.labels, every=every),
+            ),
+            Term("l2", self.l2, l2_norm),
+            Term("tv", self.tv, variation),
         ]
         network = self._network(problem)
-        if network is not None and weights["image"] > 0:
-            since = 0.5 if self.scheduled else 0.0
-            terms.append(Term("image", weights["image"], network, since=since))
+        if network is not None and self.image > 0:
+            since = 0.5 if self.scheduled else 0.0  # Eq. 6
+            terms.append(Term("image", self.image, network, since=since))
         return terms
 
     def _network(self, problem: Problem) -> PriorNetwork | None:
@@ -122,4 +122,10 @@ class GradVit(MatchingAttack):
             return None
         prior, (mean, std) = problem.view.prior(), problem.view.normalisation
         model = prior.model.to(problem.device)
-        return PriorNetwork(model, mean, std, prior.mean, prior.std, self.prior_size)
+        natural, words = natural_pictures(problem.side), "photographs that come with packages"
+        if problem.view.grants("surrogate"):
+            natural, words = problem.view.surrogate[:_NATURAL], "the attacker's own pictures"
+        problem.notes.append(f"image prior: {prior.name}, its layers scaled by {words}")
+        return PriorNetwork(
+            *(model, mean, std, prior.mean, prior.std, natural, self.prior_size, problem.count)
+        )

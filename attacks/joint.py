@@ -41,7 +41,7 @@ class Joint(InvertingGradients):
         tasks = [super(Joint, self).task(v, device) for v in views]
         rows, classes = share_images([task.labels[0].tolist() for task in tasks])
         labels = torch.tensor(classes, device=device).expand(self.seeds, -1)
-        problem = replace(tasks[0].problem, count=len(classes))
+        problem = replace(tasks[0].problem, count=len(classes), labels=labels[0])
         problem.notes.append(
             f"{len(views)} updates of client {view.client}, {len(classes)} images behind them by "
             f"their labels"

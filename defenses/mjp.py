@@ -9,6 +9,7 @@ the shuffling is left.
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,22 +35,27 @@ class Puzzle:
 
     grid: tuple[int, int]
     mask: Tensor | None = None  # (N,), while it learns from a shuffled batch
+    order: Tensor | None = None  # (N,), which patch stands at each place then
 
 
 @dataclass(frozen=True)
 class Mjp(Defense):
     """``ratio`` of the patches, with ``probability`` per batch (the authors': 0.5), from round
-    ``warmup`` + 1 on. ``dal``: the head of the localisation, with ``weight`` in the loss.
+    ``warmup`` + 1 on. ``dal``: the head of the localisation, with ``weight`` in the loss; it must
+    tell a patch's row and column as they are counted (0 to K - 1), so that its gradient grows with
+    the grid. ``mlp`` is the paper's head of three layers, ``mlp2`` one of two.
 
     The paper's variants: ``positions`` False removes the position embedding (B of its Table 2),
-    ``pixels`` also scrambles pixels inside the patches (C), ``unknown`` False leaves the positions
-    of shuffled patches in place (E), ``index`` marks shuffled places by embeddings (F).
+    ``pixels`` also scrambles the pixels inside all patches (C), ``probability`` 0 and ``unknown``
+    False leave the localisation alone (D), ``unknown`` False leaves the positions of shuffled
+    patches in place (E), ``index`` adds to every patch an embedding of where it came from (F). The
+    ratio is that of the paper's main model.
     """
 
-    ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
+    ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
     probability: Annotated[float, Field(ge=0, le=1)] = 0.5
     warmup: Annotated[int, Field(ge=0)] = 0
-    dal: Literal["none", "pca", "linear", "mlp"] = "mlp"
+    dal: Literal["none", "pca", "linear", "mlp2", "mlp"] = "mlp"
     weight: Annotated[float, Field(ge=0)] = 0.01
     unknown: bool = True
     index: bool = False
@@ -85,27 +91,28 @@ class Mjp(Defense):
             with torch.no_grad():
                 position.zero_()
             position.requires_grad_(False)
-        if self.unknown and self.positions:
-            model.register_parameter(UNKNOWN, nn.Parameter(torch.zeros(1, 1, width)))
-        if self.index:
-            model.register_parameter(INDEX, nn.Parameter(torch.zeros(1, parts.tokens, width)))
-        if self.dal in ("linear", "mlp") and self.weight > 0 and self.positions:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            if self.unknown and self.positions:  # N(0, 1), as the authors begin it
+                model.register_parameter(UNKNOWN, nn.Parameter(torch.randn(1, 1, width)))
+            if self.index:
+                model.register_parameter(INDEX, nn.Parameter(torch.zeros(1, parts.tokens, width)))
+            if self.dal in ("linear", "mlp2", "mlp") and self.weight > 0 and self.positions:
                 model.add_module(HEAD, _head(width, self.dal))
 
     def protect_batch(
         self, images: Tensor, labels: Tensor, model: nn.Module, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         puzzle = puzzle_of(model)
-        puzzle.mask = None
+        puzzle.mask = puzzle.order = None
         if float(torch.rand((), generator=rng)) >= self.probability:
             return images, labels
         mask = block_mask(puzzle.grid, self.ratio, rng)
-        images = rearrange(images, puzzle.grid, shuffled_order(mask, rng))
+        order = shuffled_order(mask, rng)
+        images = rearrange(images, puzzle.grid, order)
         if self.pixels:
-            images = scramble_pixels(images, puzzle.grid, mask, rng)
-        puzzle.mask = mask.to(images.device)
+            images = scramble_pixels(images, puzzle.grid, torch.ones_like(mask), rng)
+        puzzle.mask, puzzle.order = mask.to(images.device), order.to(images.device)
         return images, labels
 
     def penalty(self, model: nn.Module) -> Tensor | None:
@@ -173,23 +180,26 @@ class Mjp(Defense):
             with torch.no_grad():
                 _, _, directions = torch.linalg.svd(centred, full_matrices=False)
             projected = centred @ directions[:2].T
-            return 0.5 + projected / projected.detach().abs().max().clamp(min=1e-8) / 2
+            spread = projected.detach().abs().max().clamp(min=1e-8)
+            far = torch.tensor(puzzle_of(model).grid).to(rows) - 1
+            return far * (0.5 + projected / spread / 2)
         estimate: Tensor = model.get_submodule(HEAD)(rows)
         return estimate
 
 
 def _positions(self: Any, tokens: Tensor) -> Tensor:
     """timm's `_pos_embed`, with the positions of a shuffled batch."""
-    original, mask = type(self)._pos_embed, self.puzzle.mask
-    if mask is None:
+    original, mask, order = type(self)._pos_embed, self.puzzle.mask, self.puzzle.order
+    if mask is None and INDEX not in self._parameters:
         return original(self, tokens)
     embedding = self._parameters["pos_embed"]
-    prefix = embedding.shape[1] - len(mask)
+    prefix = embedding.shape[1] - math.prod(self.puzzle.grid)
     rows = embedding[:, prefix:]
-    if UNKNOWN in self._parameters:
+    if mask is not None and UNKNOWN in self._parameters:
         rows = torch.where(mask[None, :, None], self._parameters[UNKNOWN], rows)
     if INDEX in self._parameters:
-        rows = rows + mask[None, :, None] * self._parameters[INDEX]
+        index = self._parameters[INDEX]
+        rows = rows + (index if order is None else index[:, order])
     self._parameters["pos_embed"] = torch.cat([embedding[:, :prefix], rows], dim=1)
     try:
         return original(self, tokens)
@@ -204,14 +214,15 @@ def puzzle_of(model: nn.Module) -> Puzzle:
 
 
 def coordinates(grid: tuple[int, int]) -> Tensor:
-    """Row and column of every patch, each in [0, 1], (N, 2)."""
-    axes = [torch.linspace(0, 1, n) if n > 1 else torch.zeros(1) for n in grid]
+    """Row and column of every patch, counted from 0, (N, 2)."""
+    axes = [torch.arange(n, dtype=torch.float32) for n in grid]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
 
 
 def _head(width: int, kind: str) -> nn.Module:
     if kind == "linear":
         return nn.Linear(width, 2)
-    return nn.Sequential(
-        nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 2)
-    )
+    hidden = [nn.Linear(width, width), nn.GELU()]
+    if kind == "mlp":
+        hidden += [nn.Linear(width, width), nn.GELU()]
+    return nn.Sequential(*hidden, nn.Linear(width, 2))

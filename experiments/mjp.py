@@ -50,6 +50,7 @@ VARIANTS = {
     PLAIN: "",
     "B: no positions": "{name: mjp, positions: false, probability: 0}",
     "C: patches and pixels shuffled": f"{{{BARE}, pixels: true}}",
+    "D: localisation alone (MLP)": "{name: mjp, unknown: false, probability: 0}",
     "E: shuffled": f"{{{BARE}}}",
     "F: shuffled, index": f"{{{BARE}, index: true}}",
     "G: shuffled, unknown": f"{{name: mjp, dal: none, {OFTEN}}}",

@@ -6,6 +6,7 @@ looked at. The names that most attacks are written with are exported here.
 """
 
 from fedsim.attacks.matching.base import MatchingAttack
+from fedsim.attacks.matching.batchnorm import BatchNormName, batchnorm_prior
 from fedsim.attacks.matching.budget import Budget, OptimizerName, Phases, ScheduleName
 from fedsim.attacks.matching.label_rule import LabelRule
 from fedsim.attacks.matching.matcher import Match
@@ -20,6 +21,7 @@ from fedsim.attacks.matching.objectives import (
     Target,
     objective_of,
 )
+from fedsim.attacks.matching.presets import PRESET, PresetName, PresetParameters
 from fedsim.attacks.matching.priors import (
     FeaturePrior,
     GroupConsistency,
@@ -37,6 +39,8 @@ from fedsim.attacks.matching.spaces import Latents, Parametrisation, Pixels, Wei
 from fedsim.attacks.matching.stages import Stage, Task
 
 __all__ = [
+    "PRESET",
+    "BatchNormName",
     "BestMatch",
     "Budget",
     "Cosine",
@@ -58,6 +62,8 @@ __all__ = [
     "Phases",
     "Pixels",
     "PositionCosine",
+    "PresetName",
+    "PresetParameters",
     "PriorNetwork",
     "Problem",
     "Rate",
@@ -70,6 +76,7 @@ __all__ = [
     "Term",
     "Weight",
     "Weights",
+    "batchnorm_prior",
     "l2_norm",
     "objective_of",
     "search",

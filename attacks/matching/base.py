@@ -96,6 +96,8 @@ class MatchingAttack(
         objective, features = self.objective(problem), self.features(problem)
         target = self.target(problem, objective, self.dtype)
         labels = self.find_labels(problem, self.seeds)
+        if not labels.is_floating_point():
+            problem.labels = labels[0]
         matcher = self.matcher(problem, target, objective, features, labels)
         about = f"{sorted(target.names)} {matcher.way} {sorted(view.granted)}"
         return Task(problem, matcher, labels, f"{self._in_words()} {about}")

@@ -10,6 +10,7 @@ from fedsim.attacks.matching.ranges import Count, Natural, Rate, Weight
 
 ScheduleName = Literal["constant", "cosine", "step"]
 OptimizerName = Literal["adam", "signed", "lbfgs"]
+KeepName = Literal["last", "total", "matching"]
 Phases = tuple[tuple[float, float], ...]  # from which share of the steps on, which weight
 
 
@@ -24,6 +25,7 @@ class Budget:
     warmup: int = 0
     langevin: float = 0.0  # noise after each step, times the step size
     phases: Phases = ((0.0, 1.0),)  # (since, weight of the matching)
+    keep: KeepName = "matching"  # which iterate of the last phase is returned
     patience: int | None = None  # stop after so many steps without a better match
     save_seconds: float = 60.0
 
@@ -48,7 +50,9 @@ class Budget:
 @dataclass(frozen=True, kw_only=True)
 class BudgetParameters:
     """``optimizer``, ``schedule``, ``langevin``: adam, cosine and none, where the attack has no
-    preset of its own; ``patience``: stop after so many steps without a better match;
+    preset of its own; ``keep``: what is returned of a seed, its last iterate, or of the last phase
+    the one with the least matching loss (the default) or with the least whole objective
+    (``total``); ``patience``: stop after so many steps without a better one;
     ``checkpoint_seconds``: how often a long search writes down where it is.
     """
 
@@ -58,6 +62,7 @@ class BudgetParameters:
     schedule: ScheduleName | None = None
     warmup: Natural = 0
     langevin: Weight | None = None
+    keep: KeepName | None = None
     patience: Count | None = None
     checkpoint_seconds: Weight = 60.0
 
@@ -75,6 +80,7 @@ class BudgetParameters:
             warmup=self.warmup,
             langevin=self.langevin or 0.0,
             phases=self.phases(),
+            keep=self.keep or "matching",
             patience=self.patience,
             save_seconds=self.checkpoint_seconds,
         )

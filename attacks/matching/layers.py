@@ -52,13 +52,17 @@ def select(
     *,
     parts: Iterable[Part] | None = None,
     blocks: Blocks | None = None,
+    without: Iterable[Part] = (),
+    without_blocks: Blocks | None = None,
 ) -> list[str]:
     """The layers of ``names`` to match: of these components, and of these blocks.
 
     ``blocks`` keeps what lies in these blocks; embeddings and head lie in none and are left out.
+    ``without`` and ``without_blocks`` leave components and blocks out and keep all the rest.
     """
     known = part_of(model)
     wanted = set(parts) if parts is not None else None
+    unwanted = set(without)
     chosen = []
     for name in names:
         if name not in known:
@@ -66,7 +70,11 @@ def select(
         part, block = known[name]
         if wanted is not None and part not in wanted:
             continue
+        if part in unwanted:
+            continue
         if blocks is not None and (block is None or not blocks[0] <= block <= blocks[1]):
+            continue
+        if without_blocks and block and without_blocks[0] <= block <= without_blocks[1]:
             continue
         chosen.append(name)
     if not chosen:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -92,35 +93,74 @@ class PatchPrior:
 class GroupConsistency:
     """GradInversion Eq. 11: the distance of every seed to the consensus of all.
 
-    The lazy consensus is the pixel-wise mean. The registered one (Eq. 12) first moves each image
-    onto that mean by a translation found with phase correlation, wherever this brings it closer,
-    and is renewed now and then from a quarter of the steps on.
+    Where a label repeats, seeds hold its pictures in different slots: they are matched to those of
+    the first seed before anything is averaged (``labels``, (B,); slots of one label may change
+    places, and all of them where no labels are given). The lazy consensus is the pixel-wise mean.
+    The registered one (Eq. 12) first moves each image onto that mean by a translation found with
+    phase correlation, wherever this brings it closer. Match and registration are renewed every
+    ``every`` steps' share of the search, the registration from the share ``start`` on.
     """
 
     registered: bool = False
+    labels: Tensor | None = None
     start: float = 0.25
-    renewals: int = 20
+    every: float = 0.05
+    _order: Tensor | None = field(default=None, init=False, repr=False)
+    _matched: float = field(default=-1.0, init=False, repr=False)
     _consensus: Tensor | None = field(default=None, init=False, repr=False)
     _renewed: float = field(default=-1.0, init=False, repr=False)
 
     def __call__(self, images: Tensor, done: float = 0.0) -> Tensor:
         if len(images) < 2:
             return images.new_zeros(len(images))
+        if self._order is None or done - self._matched >= self.every:
+            self._order, self._matched = slots_matched(images.detach(), self.labels), done
+        seeds = torch.arange(len(images), device=images.device)[:, None]
+        images = images[seeds, self._order.to(images.device)]
         consensus = images.detach().mean(0)
         if self.registered and done >= self.start:
-            if self._consensus is None or done - self._renewed >= 1 / self.renewals:
+            if self._consensus is None or done - self._renewed >= self.every:
                 self._consensus, self._renewed = registered_mean(images.detach()), done
             consensus = self._consensus
         return _norm(images - consensus)
 
     def state(self) -> dict[str, Tensor]:
-        if self._consensus is None:
-            return {}
-        return {"consensus": self._consensus, "renewed": torch.tensor(self._renewed).double()}
+        state = {}
+        if self._order is not None:
+            state["order"] = self._order
+            state["matched"] = torch.tensor(self._matched).double()
+        if self._consensus is not None:
+            state["consensus"] = self._consensus
+            state["renewed"] = torch.tensor(self._renewed).double()
+        return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
+        if "order" in state:
+            self._order, self._matched = state["order"], float(state["matched"])
         if "consensus" in state:
             self._consensus, self._renewed = state["consensus"], float(state["renewed"])
+
+
+def slots_matched(images: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Which slot of every seed holds the picture of each slot of the first seed, (S, B), by least
+    squared distance; only slots of the same label (B,) change places."""
+    seeds, batch = images.shape[:2]
+    order = torch.arange(batch).repeat(seeds, 1)
+    groups = [torch.arange(batch)]
+    if labels is not None:
+        groups = [(labels.cpu() == label).nonzero()[:, 0] for label in labels.cpu().unique()]
+    flat = images.detach().flatten(2)
+    for group in groups:
+        if len(group) < 2:
+            continue
+        first = flat[0, group.to(flat.device)]
+        for seed in range(1, seeds):
+            apart = torch.cdist(first[None], flat[seed, group.to(flat.device)][None])[0].square()
+            if not bool(torch.isfinite(apart).all()):
+                continue
+            _, columns = linear_sum_assignment(apart.cpu().numpy())
+            order[seed, group] = group[torch.as_tensor(columns)]
+    return order
 
 
 def registered_mean(images: Tensor) -> Tensor:
@@ -136,7 +176,8 @@ def registered_mean(images: Tensor) -> Tensor:
 class FeaturePrior:
     """BatchNorm statistics of a network's features (GradInversion Eq. 10, GradViT Eq. 4):
 
-    sum_l |mean_l(x) - mean_l|_2 + |var_l(x) - var_l|_2, the first layer ``first`` times.
+    sum_l |mean_l(x) - mean_l|_2 + |var_l(x) - var_l|_2, the first layer ``first`` times, each layer
+    divided by its ``units``.
 
     While it listens, hooks on the network's BatchNorm layers collect the terms.
     """
@@ -144,6 +185,7 @@ class FeaturePrior:
     statistics: Statistics
     weight: float = 1.0
     first: float = 1.0
+    units: tuple[float, ...] = ()  # one per layer, in their order; none: as the papers write it
     _terms: list[Tensor] = field(default_factory=list, init=False, repr=False)
 
     @contextlib.contextmanager
@@ -162,7 +204,7 @@ class FeaturePrior:
     def _hook(
         self, index: int, mean: Tensor, variance: Tensor
     ) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        scale = self.first if index == 0 else 1.0
+        scale = (self.first if index == 0 else 1.0) / (self.units[index] if self.units else 1.0)
 
         def collect(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             values = inputs[0].transpose(0, 1).flatten(1)  # (C, all positions)
@@ -175,13 +217,22 @@ class FeaturePrior:
         """The weighted sum of what was collected."""
         return self.weight * torch.stack(self._terms).sum()
 
+    def by_layer(self) -> Tensor:
+        """What was collected, a number per layer (L,)."""
+        return torch.stack(self._terms)
+
 
 @dataclass
 class PriorNetwork:
     """GradViT Eq. 4: a network trained on natural images, and how it sees ours.
 
+    Layers differ by orders of magnitude, and networks as well: each layer's distance is divided by
+    what batches of ``natural`` pictures (N, 3, H, W) in [0, 1] have there, and the layers are
+    averaged. So natural pictures score about 1, and a coefficient means the same for any network.
+
     ``mean`` and ``std`` are our normalisation, ``own_mean`` and ``own_std`` the network's; smaller
-    images are enlarged to the side ``size``.
+    images are enlarged to the side ``size``; ``batch``: how many pictures are searched, because the
+    statistics of few stray further.
     """
 
     model: nn.Module
@@ -189,25 +240,38 @@ class PriorNetwork:
     std: Colour
     own_mean: Colour
     own_std: Colour
+    natural: Tensor
     size: int = 64
+    batch: int = 8
 
     def __post_init__(self) -> None:
         self.model.eval().requires_grad_(False)
         self.features = FeaturePrior(running_statistics(self.model))
         if not self.features.statistics:
             raise AttackError("a prior network needs BatchNorm layers; this one has none.")
+        layers = self._natural_distances()
+        self.features.units = tuple((layers * len(layers)).tolist())
 
     def __call__(self, images: Tensor, done: float = 0.0) -> Tensor:
-        return torch.stack([self._one(seed) for seed in images])
+        return torch.stack([self._one(seed).sum() for seed in images])
+
+    @torch.no_grad()
+    def _natural_distances(self) -> Tensor:
+        """The mean distance of batches of natural pictures, layer by layer, (L,)."""
+        like = next(self.model.parameters())
+        batches = self.natural.to(like).split(min(self.batch, len(self.natural)))
+        seen = [(some - _colour(self.mean, like)) / _colour(self.std, like) for some in batches]
+        return torch.stack([self._one(batch) for batch in seen]).mean(0).clamp(min=1e-12)
 
     def _one(self, images: Tensor) -> Tensor:
+        """The distance of one batch, layer by layer, (L,)."""
         pixels = images * _colour(self.std, images) + _colour(self.mean, images)
         inputs = (pixels - _colour(self.own_mean, images)) / _colour(self.own_std, images)
         if inputs.shape[-1] < self.size:
             inputs = F.interpolate(inputs, size=self.size, mode="bilinear", antialias=False)
         with self.features.listening(self.model):
             self.model(inputs)
-            return self.features.penalty()
+            return self.features.by_layer()
 
 
 def running_statistics(model: nn.Module) -> Statistics:

@@ -36,6 +36,7 @@ class Problem:
     batches: list[list[int]]  # which of them each local step used, as far as one can know
     local: Simulation
     masked: bool  # zeros of the update were not uploaded
+    labels: Tensor | None = None  # (B,), once they are read and where they are not searched
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -85,7 +86,9 @@ class ClientParameters:
             count = max(max(rows) for rows in batches) + 1
         masked = self.masked or informed.masked
         side = view.image_size
-        return Problem(view, device, model, update, side, count, batches, local, masked, notes)
+        return Problem(
+            view, device, model, update, side, count, batches, local, masked, notes=notes
+        )
 
 
 def unrolled_protocol(view: View) -> Protocol:

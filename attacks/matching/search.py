@@ -1,8 +1,10 @@
 """The search for images whose gradient is the one observed.
 
 It minimises a matching loss plus priors over any parametrisation of the images (see `spaces`), for
-several seeds side by side. Which images are best is decided by the matching loss alone. A long
-search leaves checkpoints in the attacker's notebook and goes on from them.
+several seeds side by side. What it returns of a seed is its last iterate, or that of the least
+matching loss or of the least whole objective within the last phase; which seed is decided by the
+same numbers, never by the truth. A long search leaves checkpoints in the attacker's notebook and
+goes on from them.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedsim.attacks.matching.budget import Budget
+from fedsim.attacks.matching.lbfgs import Lbfgs
 from fedsim.attacks.matching.matcher import Match
 from fedsim.attacks.matching.priors import Stateful, Term
 from fedsim.attacks.matching.spaces import Parametrisation
@@ -52,11 +54,11 @@ class BestMatch:
 
     images: Tensor  # (B, 3, H, W), normalised
     labels: Tensor  # (B,) or logits (B, C)
-    loss: float
+    loss: float  # its matching loss
     trace: list[tuple[int, float]]
     steps: int
-    by_seed: Tensor  # the best matching loss of every seed, (S,)
-    variables: list[Tensor]  # what was searched, at its best, every seed
+    by_seed: Tensor  # the matching loss of what is kept of every seed, (S,)
+    variables: list[Tensor]  # what was searched, as it is kept of every seed
     notes: list[str] = field(default_factory=list)
     film: Film = field(default_factory=dict)
 
@@ -143,15 +145,22 @@ class _Search:
         self.soft = labels.is_floating_point()
         self.labels = labels.detach().clone().requires_grad_(True) if self.soft else labels
         self.searched = [*self.space.variables, *([self.labels] if self.soft else [])]
-        self.optimizers = self._optimizers()
+        seeds = len(self.space.variables[0])
+        self.adam: torch.optim.Optimizer | None = None
+        self.descents: list[Lbfgs] = []
+        if budget.optimizer == "lbfgs":  # one per seed, so that their curvatures stay apart
+            self.descents = [Lbfgs(budget.lr) for _ in range(seeds)]
+        else:
+            self.adam = torch.optim.Adam(self.searched, lr=budget.lr)
         self.best = [variable.detach().clone() for variable in self.searched]
-        self.best_loss = self.best[0].new_full((len(self.best[0]),), math.inf)
+        self.best_score = self.best[0].new_full((seeds,), math.inf)  # by which it is kept
+        self.best_loss = self.best_score.clone()  # its matching loss
         self.best_at, self.record = 0, math.inf
+        self.carried_over = False  # whether the images are still those of the phase before
         self.trace: list[tuple[int, float]] = []
         self.film: Film = {}
         self.step, self.phase = 0, 1
         self.fingerprint = ""
-        self.units: dict[int, Tensor] = {}
         self.saved = time.monotonic()
 
     # -- the loop ---------------------------------------------------------------------------
@@ -168,12 +177,13 @@ class _Search:
             done = self.step / budget.steps
             if budget.phase(done) != self.phase:  # another loss: the best so far does not compare
                 self.phase = budget.phase(done)
-                self.best_loss.fill_(math.inf)
-                self.record = math.inf
+                self.best_score.fill_(math.inf)
+                self.record, self.carried_over = math.inf, True
+                self.descents = [Lbfgs(budget.lr) for _ in self.descents]
             loss = self._advance(done)
             self.step += 1
             if self.step in filmed:
-                leading = int(self.best_loss.nan_to_num(nan=math.inf).argmin())
+                leading = int(self.best_score.nan_to_num(nan=math.inf).argmin())
                 self.film[self.step] = self.space.images().detach()[leading, :FILMED].clone()
             if self.step % every == 0 or self.step == budget.steps:
                 value = float(loss.min())
@@ -183,14 +193,14 @@ class _Search:
                     notes.append(f"stopped early at step {self.step}: no better match since")
                     break
             self._save()
-        self._keep(self.matcher.value(self.space.images().detach(), self._targets()))
+        self._finish()
         with torch.no_grad():
             for variable, best in zip(self.searched, self.best, strict=True):
                 variable.copy_(best)
             images = self.space.images().detach()
-        if not bool(torch.isfinite(self.best_loss).any()):
+        if not bool(torch.isfinite(self.best_score).any()):
             raise AttackError("the matching loss was never finite.")
-        seed = int(self.best_loss.nan_to_num(nan=math.inf).argmin())
+        seed = int(self.best_score.nan_to_num(nan=math.inf).argmin())
         if self.notebook is not None:
             self.notebook.clear()
         return BestMatch(
@@ -209,10 +219,12 @@ class _Search:
         """One step of every seed; the matching loss before it."""
         images = self.space.images()
         match = self.matcher(images.detach(), self._targets())
-        self._keep(match.value)
-        self._differentiate(images, match, done)
+        total = self._differentiate(images, match, done)
+        if not self.carried_over:
+            self._keep(match.value, total)
+        self.carried_over = False
         rate = self.budget.rate(self.step)
-        self._move(rate, match.value)
+        self._move(rate, total)
         if self.budget.langevin > 0:
             with torch.no_grad():
                 for variable in self.space.variables:
@@ -224,96 +236,142 @@ class _Search:
     def _targets(self) -> Tensor:
         return self.labels.detach() if self.soft else self.labels
 
-    def _differentiate(self, images: Tensor, match: Match, done: float) -> None:
-        """Fill ``.grad`` of everything searched: matching from the matcher, priors by autograd."""
-        weight = self.budget.matching_weight(done)
+    def _penalties(self, images: Tensor, done: float) -> list[Tensor]:
+        """The priors that count now, weighed, (S,) each."""
         penalties = [
-            (term.weight * term.penalty(images, done)).sum()
-            for term in self.terms
-            if term.active(done)
+            term.weight * term.penalty(images, done) for term in self.terms if term.active(done)
         ]
         if (on_variables := self.space.penalty()) is not None:
-            penalties.append(on_variables.sum())
+            penalties.append(on_variables)
+        return penalties
+
+    def _total(self, match: Tensor, penalties: Sequence[Tensor], done: float) -> Tensor:
+        """The whole objective of every seed, (S,)."""
+        total = self.budget.matching_weight(done) * match.detach()
+        for penalty in penalties:
+            total = total + penalty.detach().to(total)
+        return total
+
+    def _differentiate(self, images: Tensor, match: Match, done: float) -> Tensor:
+        """Fill ``.grad`` of everything searched: matching from the matcher, priors by autograd; the
+        whole objective of every seed."""
+        weight = self.budget.matching_weight(done)
+        penalties = self._penalties(images, done)
         for variable in self.space.variables:
             variable.grad = None
-        penalties = [penalty for penalty in penalties if penalty.requires_grad]
-        outputs = [images, *penalties]
-        towards = [weight * match.images, *[torch.ones_like(p) for p in penalties]]
-        torch.autograd.backward(outputs, towards, inputs=self.space.variables)
+        sums = [penalty.sum() for penalty in penalties if penalty.requires_grad]
+        towards = [weight * match.images, *[torch.ones_like(total) for total in sums]]
+        torch.autograd.backward([images, *sums], towards, inputs=self.space.variables)
         if self.soft:
             assert match.labels is not None
             self.labels.grad = weight * match.labels
+        return self._total(match.value, penalties, done)
 
-    def _keep(self, loss: Tensor) -> None:
-        """Remember, seed by seed, where the match was best."""
-        better = loss < self.best_loss
+    def _keep(self, match: Tensor, total: Tensor) -> None:
+        """Remember, seed by seed, where the match or the whole objective was least."""
+        score = total if self.budget.keep == "total" else match
+        better = score < self.best_score
+        self._remember(better)
+        self.best_score = torch.where(better, score.to(self.best_score), self.best_score)
+        self.best_loss = torch.where(better, match.to(self.best_loss), self.best_loss)
+
+    def _remember(self, which: Tensor) -> None:
+        """Take the present variables of these seeds, (S,), for the best."""
         self.best = [
-            torch.where(better.view(-1, *[1] * (best.dim() - 1)), variable.detach(), best)
+            torch.where(which.view(-1, *[1] * (best.dim() - 1)), variable.detach(), best)
             for variable, best in zip(self.searched, self.best, strict=True)
         ]
-        self.best_loss = torch.where(better, loss, self.best_loss)
+
+    def _finish(self) -> None:
+        """Look at the last iterate, and take it where that is asked for. The last of L-BFGS is the
+        last that its line search accepted."""
+        for seed, descent in enumerate(self.descents):
+            if descent.point is not None:
+                self._place(seed, descent.point)
+        with torch.no_grad():
+            images, done = self.space.images().detach(), 1 - 1e-9
+            match = self.matcher.value(images, self._targets())
+            total = self._total(match, self._penalties(images, done), done)
+        if self.budget.keep != "last":
+            self._keep(match, total)
+            return
+        finite = torch.isfinite(match)  # a seed that ran away has no last iterate
+        self._remember(finite)
+        self.best_score = self.best_loss = torch.where(finite, match, self.best_loss)
 
     # -- steps ------------------------------------------------------------------------------
 
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        if self.budget.optimizer != "lbfgs":
-            return [torch.optim.Adam(self.searched, lr=self.budget.lr)]
-        # One per seed, so that their curvatures stay apart; views share memory with the variables.
-        self.views = [
-            [variable.detach()[seed] for variable in self.searched]
-            for seed in range(len(self.space.variables[0]))
-        ]
-        # No tolerances: a small gradient is no reason to stand still.
-        return [
-            torch.optim.LBFGS(
-                views, lr=self.budget.lr, max_iter=1, tolerance_grad=0.0, tolerance_change=0.0
-            )
-            for views in self.views
-        ]
-
-    def _move(self, rate: float, loss: Tensor) -> None:
-        if self.budget.optimizer == "lbfgs":
-            self._move_lbfgs(rate, loss)
+    def _move(self, rate: float, total: Tensor) -> None:
+        if self.adam is None:
+            self._move_lbfgs(rate, total)
             return
-        optimizer = self.optimizers[0]
-        optimizer.param_groups[0]["lr"] = rate
+        self.adam.param_groups[0]["lr"] = rate
         if self.budget.optimizer == "signed":
             for variable in self.searched:
                 assert variable.grad is not None
                 variable.grad.sign_()
-        optimizer.step()
+        self.adam.step()
 
-    def _move_lbfgs(self, rate: float, loss: Tensor) -> None:
-        for seed, (optimizer, views) in enumerate(zip(self.optimizers, self.views, strict=True)):
-            for view, variable in zip(views, self.searched, strict=True):
-                assert variable.grad is not None
-                view.grad = variable.grad[seed].clone()
-            if seed not in self.units:  # torch's L-BFGS drops curvature of tiny gradients
-                sizes = torch.stack([v.grad.abs().mean() for v in views if v.grad is not None])
-                self.units[seed] = 1 / sizes.mean().clamp(min=1e-30)
-            for view in views:
-                assert view.grad is not None
-                view.grad.mul_(self.units[seed])
-            optimizer.param_groups[0]["lr"] = rate
-            optimizer.step(partial(float, loss[seed] * self.units[seed]))
+    def _move_lbfgs(self, rate: float, total: Tensor) -> None:
+        gradients = [variable.grad for variable in self.searched]
+        points = [self._point(seed) for seed in range(len(self.descents))]
+        slopes = [
+            torch.cat([g[seed].flatten() for g in gradients if g is not None])
+            for seed in range(len(self.descents))
+        ]
+        free = self._free(points, slopes)
+        for seed, descent in enumerate(self.descents):
+            descent.rate = rate
+            value = float(total[seed])
+            self._place(seed, descent.next(points[seed], value, slopes[seed], free[seed]))
+
+    def _free(self, points: list[Tensor], slopes: list[Tensor]) -> list[Tensor]:
+        """Which numbers of every seed may follow the negative gradient without leaving the box."""
+        for seed, (point, slope) in enumerate(zip(points, slopes, strict=True)):
+            self._place(seed, point - 1e-3 * slope.sign())
+        self.space.constrain()
+        stayed = [self._point(seed) == point for seed, point in enumerate(points)]
+        return [(~held | (s == 0)).to(s) for held, s in zip(stayed, slopes, strict=True)]
+
+    def _point(self, seed: int) -> Tensor:
+        """All that is searched of one seed, as one vector."""
+        return torch.cat([variable.detach()[seed].flatten() for variable in self.searched])
+
+    def _place(self, seed: int, point: Tensor) -> None:
+        with torch.no_grad():
+            sizes = [variable[seed].numel() for variable in self.searched]
+            for variable, part in zip(self.searched, point.split(sizes), strict=True):
+                variable[seed].copy_(part.view_as(variable[seed]))
 
     def _stale(self) -> bool:
         if self.budget.patience is None:
             return False
-        best = float(self.best_loss.min())
+        best = float(self.best_score.min())
         if best < self.record:
             self.record, self.best_at = best, self.step
         return self.step - self.best_at >= self.budget.patience
 
     # -- checkpoints ------------------------------------------------------------------------
 
+    def _accepted(self) -> list[Tensor]:
+        """Where the search stands: what a line search only tries is not there yet."""
+        proposed = [variable.detach().clone() for variable in self.searched]
+        for seed, descent in enumerate(self.descents):
+            if descent.point is not None:
+                self._place(seed, descent.point)
+        accepted = [variable.detach().clone() for variable in self.searched]
+        with torch.no_grad():
+            for variable, tried in zip(self.searched, proposed, strict=True):
+                variable.copy_(tried)
+        return accepted
+
     def _save(self) -> None:
         if self.notebook is None or self.step >= self.budget.steps:
             return
         if time.monotonic() - self.saved < self.budget.save_seconds:
             return
-        tensors = {"best_loss": self.best_loss}
-        tensors |= {f"variable.{i}": v.detach() for i, v in enumerate(self.searched)}
+        tensors = {"best_loss": self.best_loss, "best_score": self.best_score}
+        tensors |= {f"variable.{i}": v for i, v in enumerate(self._accepted())}
         tensors |= {f"best.{i}": v for i, v in enumerate(self.best)}
         tensors["generator"] = self.generator.get_state()
         tensors |= {f"film.{step}": frame for step, frame in self.film.items()}
@@ -329,13 +387,13 @@ class _Search:
             "record": self.record if math.isfinite(self.record) else None,
             "matcher": self.matcher.state(),
         }
-        if self.budget.optimizer != "lbfgs":
-            tensors |= optimizer_tensors(self.optimizers[0])
+        if self.adam is not None:
+            tensors |= optimizer_tensors(self.adam)
         self.notebook.save(tensors, about)
         self.saved = time.monotonic()
 
     def _resume(self) -> bool:
-        """Go on from a checkpoint; L-BFGS starts its curvature afresh."""
+        """Go on from a checkpoint; L-BFGS starts its curvature afresh, at its best point."""
         page = self.notebook.load() if self.notebook is not None else None
         if page is None:
             return False
@@ -348,6 +406,7 @@ class _Search:
                 variable.copy_(tensors[f"variable.{index}"])
         self.best = [tensors[f"best.{i}"].to(device) for i in range(len(self.searched))]
         self.best_loss = tensors["best_loss"].to(device)
+        self.best_score = tensors["best_score"].to(device)
         self.generator.set_state(tensors["generator"])
         self.step, self.best_at = int(about["step"]), int(about["best_at"])
         self.phase = int(about["phase"])
@@ -362,6 +421,6 @@ class _Search:
                 term.penalty.restore({k: v.to(device) for k, v in term_state.items()})
         self.trace = [(int(step), float(loss)) for step, loss in about["trace"]]
         self.film = {step: frame.to(device) for step, frame in _film(tensors).items()}
-        if self.budget.optimizer != "lbfgs":
-            restore_optimizer(self.optimizers[0], tensors)
+        if self.adam is not None:
+            restore_optimizer(self.adam, tensors)
         return True

@@ -18,15 +18,25 @@ from fedsim.core.spec import Upload
 
 @dataclass(frozen=True, kw_only=True)
 class TargetParameters:
-    """``parts`` and ``blocks``: which layers are matched."""
+    """``parts`` and ``blocks``: which layers are matched alone; ``without`` and ``without_blocks``:
+    which are left out of all the others."""
 
     parts: list[Part] | None = None
     blocks: Blocks | None = None
+    without: list[Part] | None = None
+    without_blocks: Blocks | None = None
 
     def target(self, problem: Problem, objective: Objective, dtype: torch.dtype) -> Target:
         """What a simulated client's gradient, or delta, is compared with."""
         update = problem.update
-        names = select(problem.model, update.tensors, parts=self.parts, blocks=self.blocks)
+        names = select(
+            problem.model,
+            update.tensors,
+            parts=self.parts,
+            blocks=self.blocks,
+            without=self.without or (),
+            without_blocks=self.without_blocks,
+        )
         wanted = {n: update.tensors[n].to(problem.device).to(dtype) for n in names}
         unrolled = problem.local == "unroll"
         match update.kind:

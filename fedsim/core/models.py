@@ -71,6 +71,8 @@ def build_model(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int
                 raise _bad_options(spec, second) from second
     if plain:
         use_plain_first_block(model)
+    if spec.init == "classic":
+        begin_classic(model, seed)
     if spec.checkpoint:
         load_checkpoint(model, Path(spec.checkpoint))
     if bins is not None:
@@ -78,6 +80,21 @@ def build_model(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int
             torch.manual_seed(seed)
             model = Imprinted(model, image_size, bins)
     return model
+
+
+def begin_classic(model: nn.Module, seed: int) -> None:
+    """Weights as ViT code began them before timm's: torch's own for every layer that has some,
+    N(0, 1) for embeddings and tokens, which belong to no layer."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        owned = set()
+        for module in model.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+                owned |= {id(parameter) for parameter in module.parameters(recurse=False)}
+        for parameter in model.parameters():
+            if id(parameter) not in owned and parameter.ndim > 1:
+                parameter.normal_()
 
 
 class PlainBlock(nn.Module):

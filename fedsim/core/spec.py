@@ -79,10 +79,13 @@ class DataSpec(_Section):
 
 
 class ModelSpec(_Section):
-    """Any timm classifier by name; ``options`` go to its constructor."""
+    """Any timm classifier by name; ``options`` go to its constructor. ``init`` classic: linear
+    layers and convolutions as torch begins them, embeddings from N(0, 1), as older ViT code does
+    (and the victims of APRIL's paper); timm's are far smaller."""
 
     name: str = "vit_tiny_patch16_224"
     options: dict[str, Any] = {}
+    init: Literal["timm", "classic"] = "timm"
     pretrained: bool = False
     checkpoint: str | None = None
 
