@@ -19,12 +19,14 @@ from fedsim.attacks.matching import (
 
 @dataclass(frozen=True, kw_only=True)
 class Dlg(MatchingAttack):
-    """No prior at all: what the gradient alone determines. The authors' steps are L-BFGS."""
+    """No prior at all, and no box: what the gradient alone determines. The authors' steps are
+    L-BFGS; here a step is one evaluation, and a line search decides whether it is taken."""
 
     steps: Count = 300
     lr: Rate = 1.0
     optimizer: OptimizerName = "lbfgs"
     schedule: ScheduleName = "constant"
+    box: bool = False
     labels: LabelRule = "joint"
 
     def objective(self, problem: Problem) -> Objective:

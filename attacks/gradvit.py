@@ -35,7 +35,6 @@ from fedsim.attacks.matching.budget import KeepName
 from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.natural import natural_pictures
 
-
 _NATURAL = 64  # pictures of the attacker's own that are looked at
 
 

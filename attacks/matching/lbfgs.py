@@ -24,7 +24,8 @@ FIRST = 0.1  # the mean change of a number in the first step, times the rate
 
 @dataclass
 class Lbfgs:
-    """The descent of one seed, over one flat vector of all that is searched."""
+    """The descent of one seed, over one flat vector of all that is searched. ``rate``: how far the
+    first step goes, and the first after a restart."""
 
     rate: float = 1.0
     point: Tensor | None = None  # the last point that was accepted
@@ -74,7 +75,7 @@ class Lbfgs:
         if float(direction @ downhill) <= 0:
             self._pairs.clear()
             direction = downhill
-        self._direction, self._step, self._halvings = direction, self.rate, 0
+        self._direction, self._step, self._halvings = direction, 1.0, 0
         if not self._pairs:  # the gradient's size says nothing about how far to go
             self._step = self.rate * FIRST / max(float(direction.abs().mean()), 1e-30)
 

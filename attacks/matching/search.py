@@ -288,9 +288,9 @@ class _Search:
         for seed, descent in enumerate(self.descents):
             if descent.point is not None:
                 self._place(seed, descent.point)
+        images, done = self.space.images().detach(), 1 - 1e-9
+        match = self.matcher.value(images, self._targets())
         with torch.no_grad():
-            images, done = self.space.images().detach(), 1 - 1e-9
-            match = self.matcher.value(images, self._targets())
             total = self._total(match, self._penalties(images, done), done)
         if self.budget.keep != "last":
             self._keep(match, total)

@@ -89,6 +89,12 @@ class ModelSpec(_Section):
     pretrained: bool = False
     checkpoint: str | None = None
 
+    @model_validator(mode="after")
+    def _begins_once(self) -> ModelSpec:
+        if self.init != "timm" and self.pretrained:
+            raise ValueError("init: classic begins a model afresh, which pretrained: true does not")
+        return self
+
 
 class TrainSpec(_Section):
     """The federated protocol: what the server announces and every client follows."""

@@ -84,7 +84,7 @@ def analyse(
         [float(shares[:k].sum()) for k in DIMENSIONS],
         [float(share) for share in shares.cumsum(0)[:16]],
         regression_error(rows, torch.arange(len(rows), dtype=torch.float64)[:, None]),
-        regression_error(rows, coordinates(parts.grid).double()),
+        regression_error(rows, _within_one(coordinates(parts.grid).double())),
         RATIOS,
         [apart for apart, _, _ in shuffled],
         [same for _, same, _ in shuffled],
@@ -117,6 +117,11 @@ def explained_variance(rows: Tensor) -> Tensor:
     """The share of the variance along each principal direction, largest first."""
     squares = torch.linalg.svdvals(rows - rows.mean(0)).square()
     return squares / squares.sum().clamp(min=1e-300)
+
+
+def _within_one(places: Tensor) -> Tensor:
+    """Rows and columns as shares of the picture's side, so that grids compare."""
+    return places / places.amax(0).clamp(min=1)
 
 
 def regression_error(rows: Tensor, places: Tensor) -> float:

@@ -11,8 +11,10 @@ def test_grad_inversion_recovers_an_image_far_better_than_a_guess() -> None:
 
 
 def test_the_preset_is_that_of_the_paper() -> None:
-    inversion = create_attack("grad_inversion")
-    named = {"matching": 1e-3, "tv": 1e-4, "l2": 1e-6, "bn": 0.1, "group": 0.01, "langevin": 0.2}
-    assert {name: inversion.weight(name) for name in named} == named
-    assert inversion.budget().langevin == 0.2
-    assert (inversion.lr, inversion.warmup) == (0.1, 50)
+    inversion = create_attack("grad_inversion", preset="paper")  # section 4
+    named = {"matching": 1e-3, "tv": 1e-4, "l2": 1e-6, "bn": 0.1, "group": 0.01}
+    assert {name: getattr(inversion, name) for name in named} == named
+    budget = inversion.budget()
+    assert (budget.steps, budget.lr, budget.warmup, budget.langevin) == (20_000, 0.1, 50, 0.2)
+    assert (budget.optimizer, budget.schedule, budget.keep) == ("adam", "cosine", "last")
+    assert (inversion.seeds, inversion.register_every) == (8, 100)

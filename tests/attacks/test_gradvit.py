@@ -9,6 +9,7 @@ from fedsim.attacks import create_attack
 from fedsim.core.attack import no_progress
 from fedsim.core.knowledge import THREATS, Announced, Assets, PriorModel, View
 from fedsim.core.models import build_model
+from fedsim.core.natural import natural_pictures
 from tests.attacks.conftest import assert_recovered_through_attention
 from tests.staging import CPU, TINY, attack, observe, photos
 
@@ -36,7 +37,8 @@ def test_gradvit_uses_the_prior_network_in_its_second_phase_only() -> None:
     )
     gradvit = create_attack("gradvit", preset="cpu", steps=10, seeds=1)
     gradvit.reconstruct(view, device=CPU, progress=no_progress)
-    assert len(asked) == 5  # of ten steps
+    natural = -(-len(natural_pictures(32)) // 1)  # by which its layers are scaled, one by one
+    assert len(asked) - natural == 5 + 1  # of ten steps, and the last picture
     assert "priors" in view.ledger
 
 
@@ -52,14 +54,18 @@ def test_gradvit_recovers_an_image() -> None:
 
 
 def test_the_preset_is_that_of_the_paper() -> None:
-    gradvit = create_attack("gradvit")
-    assert gradvit.steps == 120_000
-    assert gradvit.weights() == {
-        "matching": 4e-3,
-        "image": 0.2,
-        "patch": 1e-4,
-        "group": 1e-2,
-        "l2": 1e-4,
-        "tv": 1e-4,
-    }
+    gradvit = create_attack("gradvit", preset="paper")  # section 4.3
+    named = {"matching": 4e-3, "image": 0.2, "patch": 1e-4, "group": 1e-2, "l2": 1e-4, "tv": 1e-4}
+    assert {name: getattr(gradvit, name) for name in named} == named
     assert gradvit.phases() == ((0.0, 4e-3), (0.5, 2e-3))
+    budget = gradvit.budget()
+    assert (budget.steps, budget.lr, budget.optimizer) == (120_000, 0.1, "adam")
+    assert (budget.schedule, budget.keep) == ("cosine", "last")
+    assert gradvit.register_every == 100
+    assert budget.rate(60_000) == 0.05  # as the image prior begins
+    assert create_attack("gradvit", preset="paper", steps=50, tv=0.0).tv == 0.0
+
+
+def test_the_second_phase_of_a_short_search_still_moves() -> None:
+    budget = create_attack("gradvit").budget()
+    assert budget.rate(budget.steps // 2) >= 0.5 * budget.lr

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from fedsim.core.errors import ModelError
@@ -25,6 +26,19 @@ def test_the_parts_of_a_vit_are_found() -> None:
     assert (parts.patch_weight, parts.position) == ("patch_embed.proj.weight", "pos_embed")
     assert (parts.tokens, parts.prefix_tokens, len(parts.blocks)) == (16, 1, 2)
     assert (parts.head_weight, parts.head_bias) == ("head.weight", "head.bias")
+
+
+def test_a_model_can_begin_as_older_vits_did() -> None:
+    classic, again, plain = build(init="classic"), build(init="classic"), build()
+    assert 0.9 < float(classic.pos_embed.std()) < 1.1
+    assert float(plain.pos_embed.std()) < 0.03
+    weight = classic.get_parameter("blocks.0.mlp.fc1.weight")
+    bound = weight.shape[1] ** -0.5  # torch's default of a linear layer
+    assert 0.95 * bound < float(weight.abs().max()) <= bound
+    assert torch.equal(classic.pos_embed, again.pos_embed)
+    assert not torch.equal(classic.pos_embed, build(init="classic", seed=1).pos_embed)
+    with pytest.raises(ValidationError, match="classic"):
+        build(init="classic", pretrained=True)
 
 
 def test_a_vit_without_class_token_has_no_prefix() -> None:

@@ -47,18 +47,17 @@ def test_masked_places_get_the_unknown_position(options: dict) -> None:
     by_hand = copy.deepcopy(net)
     puzzle_of(by_hand).mask = None
     with torch.no_grad():
-        net.unk_embed += 0.3
         prefix = net.pos_embed.shape[1] - 64
-        by_hand.pos_embed[0, prefix:][mask] = 0.3
+        by_hand.pos_embed[0, prefix:][mask] = net.unk_embed[0]
     images = torch.rand(2, 3, 32, 32)
     assert torch.allclose(net(images), by_hand(images), atol=1e-6)
     assert list(dict(net.named_parameters())) == names
 
 
 def test_positions_of_masked_places_have_no_gradient_and_the_unknown_one_has() -> None:
-    net = Mjp(dal="none", probability=1.0).prepare_model(model())
+    defense = Mjp(dal="none", ratio=0.5, probability=1.0)
+    net = defense.prepare_model(model())
     images, labels = photos(32, [70])
-    defense = Mjp(dal="none", probability=1.0)
     update = local_update(net, [(images, labels)], Protocol(), defenses=[defense], rng=secret(3))
     rows = update.tensors["pos_embed"][0, 1:].abs().sum(1)
     assert int((rows == 0).sum()) == 32
@@ -71,14 +70,17 @@ def test_localisation_is_the_mean_distance_of_the_coordinates() -> None:
     with torch.no_grad():
         for parameter in net.dal_head.parameters():
             parameter.zero_()
-    by_hand = 2.0 * coordinates((8, 8)).abs().sum(1).mean()
+    places = coordinates((8, 8))
+    assert places[0].tolist() == [0, 0]  # counted, as the authors' targets are
+    assert places[-1].tolist() == [7, 7]
+    by_hand = 2.0 * places.abs().sum(1).mean()
     assert float(defense.penalty(net)) == pytest.approx(float(by_hand))
     puzzle_of(net).mask = torch.arange(64) >= 8  # the first row of patches remains
     first_row = 2.0 * coordinates((8, 8))[:8].abs().sum(1).mean()
     assert float(defense.penalty(net)) == pytest.approx(float(first_row))
 
 
-@pytest.mark.parametrize("dal", ["pca", "linear", "mlp"])
+@pytest.mark.parametrize("dal", ["pca", "linear", "mlp2", "mlp"])
 def test_localisation_is_learned(dal: str) -> None:
     defense = Mjp(dal=dal, probability=0.0, weight=1.0)
     net = defense.prepare_model(model())
@@ -89,6 +91,51 @@ def test_localisation_is_learned(dal: str) -> None:
     assert float(defense.penalty(net)) < 0.9 * before
 
 
+def test_localisation_alone_is_a_variant() -> None:
+    """D of the paper's Table 2: nothing is shuffled, and no position is unknown."""
+    defense = Mjp(unknown=False, probability=0.0)
+    net = defense.prepare_model(model())
+    images, labels = photos(32, [70])
+    update = local_update(net, [(images, labels)], Protocol(), defenses=[defense], rng=secret())
+    assert puzzle_of(net).mask is None
+    assert "unk_embed" not in update.tensors
+    assert float(update.tensors["dal_head.0.weight"].abs().sum()) > 0
+
+
+def test_heads_have_as_many_layers_as_they_say() -> None:
+    for kind, layers in (("linear", 1), ("mlp2", 2), ("mlp", 3)):
+        head = Mjp(dal=kind).prepare_model(model()).dal_head
+        assert sum(isinstance(m, torch.nn.Linear) for m in head.modules()) == layers
+
+
+def test_pixels_are_scrambled_in_every_patch() -> None:
+    images = torch.rand(1, 3, 32, 32)
+    net = Mjp(pixels=True, probability=1.0).prepare_model(model())
+    shuffled, _ = Mjp(pixels=True, probability=1.0).protect_batch(
+        images, torch.tensor([0]), net, secret()
+    )
+    same = (shuffled == images).all(1)[0].unflatten(0, (8, 4)).unflatten(2, (8, 4))
+    assert not bool(same.all(1).all(2).any())
+
+
+def test_an_index_follows_its_patch_to_its_new_place() -> None:
+    defense = Mjp(index=True, unknown=False, dal="none", ratio=0.5, probability=1.0)
+    net = defense.prepare_model(model())
+    images, labels = photos(32, [70])
+    with torch.no_grad():
+        net.index_embed.copy_(torch.randn(net.index_embed.shape))
+    defense.protect_batch(images, labels, net, secret())
+    order = puzzle_of(net).order
+    assert order is not None
+    assert sorted(order.tolist()) == list(range(64))
+    by_hand = copy.deepcopy(net)
+    puzzle_of(by_hand).mask = puzzle_of(by_hand).order = None
+    with torch.no_grad():
+        by_hand.pos_embed[0, 1:] += net.index_embed[0, order]
+        by_hand.index_embed.zero_()
+    assert torch.allclose(net(images), by_hand(images), atol=1e-5)
+
+
 def test_the_variants_of_the_paper() -> None:
     images, labels = photos(32, [70])
     for options in (
@@ -97,6 +144,7 @@ def test_the_variants_of_the_paper() -> None:
         {"unknown": False},
         {"index": True},
         {"dal": "none"},
+        {"dal": "mlp2"},
     ):
         defense = Mjp(probability=1.0, **options)
         net = defense.prepare_model(model())
@@ -135,7 +183,7 @@ def test_a_model_without_patches_or_positions_is_refused() -> None:
 
 def test_mjp_takes_the_closed_form_apart_where_it_shuffled() -> None:
     images, labels = photos(32, [70])
-    defense = Mjp(probability=1.0, dal="none")
+    defense = Mjp(ratio=0.5, probability=1.0, dal="none")
     results = {}
     for name, defenses in (("plain", []), ("mjp", [defense])):
         net = defense.prepare_model(model())

@@ -44,6 +44,12 @@ def test_layers_are_selected() -> None:
     assert {name.split(".")[1] for name in attention} == {"1", "2"}
     assert all(".attn." in name for name in attention)
     assert select(model, names) == names
+    rest = select(model, names, without_blocks=(2, 3))
+    assert {name.split(".")[1] for name in rest if name.startswith("blocks")} == {"0"}
+    assert {"pos_embed", "head.weight", "patch_embed.proj.weight"} <= set(rest)
+    assert set(names) - set(select(model, names, without=["mlp"])) == {
+        name for name in names if ".mlp." in name
+    }
     with pytest.raises(AttackError, match="no layer"):
         select(model, names, blocks=(9, 9))
     with pytest.raises(AttackError, match="does not have"):

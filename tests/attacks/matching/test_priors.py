@@ -15,14 +15,17 @@ from fedsim.attacks.matching.priors import (
     l2_norm,
     registered_mean,
     running_statistics,
+    slots_matched,
     total_variation,
     total_variation_norm,
 )
 from fedsim.core.errors import AttackError
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.models import build_model
+from fedsim.core.natural import natural_pictures
 from fedsim.core.prior_networks import load_prior
 from fedsim.core.spec import ModelSpec, PriorSpec
+from tests.attacks.matching.conftest import pictures
 
 COLUMNS = torch.tensor([[[[[0.0, 1.0], [0.0, 1.0]]]]])  # one seed, one image, one channel
 
@@ -127,15 +130,44 @@ def test_the_packaged_prior_network_prefers_natural_pictures_to_noise() -> None:
 
     prior = load_prior(PriorSpec())
     half = (0.5, 0.5, 0.5)
-    network = PriorNetwork(prior.model, half, half, prior.mean, prior.std, size=64)
+    own = natural_pictures(64)
+    network = PriorNetwork(prior.model, half, half, prior.mean, prior.std, own, batch=4)
     photos = load_images(DataSpec(image_size=64), "train")
     natural = torch.stack([photos.image(i) for i in (3, 130, 200, 300)]) * 2 - 1
     noise = torch.randn(natural.shape, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
     scores = network(torch.stack([natural, noise]))
     assert float(scores[0]) < 0.8 * float(scores[1])
+    assert 0.3 < float(scores[0]) < 3  # what natural pictures have is the unit
+
+
+def test_a_prior_network_counts_layers_by_what_natural_pictures_have_there() -> None:
+    torch.manual_seed(0)
+    wide = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+    )
+    with torch.no_grad():
+        wide[2].weight *= 1e4  # a layer that would drown the other
+    half = (0.5, 0.5, 0.5)
+    own = natural_pictures(32)
+    network = PriorNetwork(wide, half, half, half, half, own, size=32, batch=8)
+    seen = torch.stack([(some - 0.5) / 0.5 for some in own.split(8)])
+    assert float(network(seen).mean()) == pytest.approx(1.0, rel=1e-4)
+    layers = torch.stack([network._one(batch) for batch in seen]).mean(0)
+    assert layers.tolist() == pytest.approx([0.5, 0.5], rel=1e-4)
+
+
+def test_seeds_that_hold_the_same_pictures_in_other_slots_agree() -> None:
+    first = pictures(4, 5, 8)
+    swapped = first[[1, 0, 2, 3]]
+    images = torch.stack([first, swapped])
+    repeated = torch.tensor([7, 7, 1, 2])
+    assert slots_matched(images, repeated).tolist() == [[0, 1, 2, 3], [1, 0, 2, 3]]
+    assert slots_matched(images, torch.arange(4)).tolist() == [[0, 1, 2, 3]] * 2
+    assert GroupConsistency(labels=repeated)(images).tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert float(GroupConsistency(labels=torch.arange(4))(images).min()) > 1
 
 
 def test_a_prior_network_without_batchnorm_is_declined() -> None:
     half = (0.5, 0.5, 0.5)
     with pytest.raises(AttackError, match="BatchNorm"):
-        PriorNetwork(nn.Conv2d(3, 4, 3), half, half, half, half)
+        PriorNetwork(nn.Conv2d(3, 4, 3), half, half, half, half, natural_pictures(32))

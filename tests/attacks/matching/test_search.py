@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.attacks.matching.budget import Phases
 from fedsim.attacks.matching.local_steps import PathMatcher
 from fedsim.attacks.matching.matcher import GradientMatcher, Matcher
 from fedsim.attacks.matching.objectives import Cosine, Target
 from fedsim.attacks.matching.priors import GroupConsistency, Term, total_variation
-from fedsim.attacks.matching.search import Budget, search
+from fedsim.attacks.matching.search import BestMatch, Budget, search
 from fedsim.attacks.matching.spaces import Pixels
 from fedsim.core.attack import Progress, no_progress
 from fedsim.core.errors import AttackError
@@ -63,6 +64,53 @@ def test_the_best_iterate_is_that_of_the_matching_loss() -> None:
     assert float(matcher_of(model, target).value(found.images[None], labels)) == pytest.approx(
         found.loss, rel=1e-4
     )
+
+
+def kept(keep: str, phases: Phases = ((0.0, 1.0),), steps: int = 40) -> BestMatch:
+    model, target, truth, labels = problem()
+    drag = Term("tv", 100.0, total_variation, since=phases[-1][0])
+    return search(
+        matcher_of(model, target),
+        Pixels((truth + 0.1 * pictures(1, 2, 4))[None], LOW, HIGH),
+        labels,
+        Budget(steps, keep=keep, phases=phases),  # type: ignore[arg-type]
+        terms=[drag],
+        progress=no_progress,
+    )
+
+
+def test_of_a_search_its_last_iterate_can_be_kept_or_that_of_the_least_objective() -> None:
+    def objective(found: BestMatch) -> float:
+        return found.loss + 100.0 * float(total_variation(found.images[None]))
+
+    matching, total, last = (kept(name) for name in ("matching", "total", "last"))
+    assert matching.loss < min(total.loss, last.loss)
+    assert objective(total) <= min(objective(matching), objective(last)) + 1e-6
+    # the term drags on to the end, so the last iterate is the flattest of all
+    assert float(total_variation(last.images[None])) < float(total_variation(matching.images[None]))
+
+
+@pytest.mark.parametrize("keep", ["matching", "total", "last"])
+def test_a_later_phase_returns_nothing_of_the_one_before(keep: str) -> None:
+    """Matching alone is best before a prior begins to drag: that image must not come back."""
+    found = kept(keep, phases=((0.0, 1.0), (0.5, 0.5)))
+    first_half = [loss for step, loss in found.trace if step <= 20]
+    assert found.loss > 1.01 * min(first_half)
+
+
+def test_lbfgs_never_ends_worse_than_its_best_and_stays_in_the_box() -> None:
+    model, target, _, labels = problem()
+    for rate in (1.0, 1e4):  # with steps that are far too long as well
+        found = search(
+            matcher_of(model, target),
+            Pixels(pictures(1, 2, 4)[None], LOW, HIGH),
+            labels,
+            Budget(120, lr=rate, optimizer="lbfgs", schedule="constant", keep="last"),
+            progress=no_progress,
+        )
+        assert found.loss <= min(loss for _, loss in found.trace) + 1e-6
+        assert found.loss < 1e-3
+        assert float(found.images.abs().max()) <= 1
 
 
 def test_the_best_of_several_seeds_wins() -> None:
@@ -153,7 +201,7 @@ def test_phases_and_the_consensus_of_seeds_survive_a_resume(tmp_path: Path, stop
 
     def run(page: Notebook | None, progress: Progress) -> torch.Tensor:
         budget = Budget(40, phases=((0.0, 1.0), (0.5, 0.5)), save_seconds=0.0)
-        group = Term("group", 0.1, GroupConsistency(registered=True, renewals=3))
+        group = Term("group", 0.1, GroupConsistency(registered=True, every=1 / 3))
         return search(
             matcher_of(model, target),
             Pixels(starts, LOW, HIGH),
