@@ -7,12 +7,19 @@ learned.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fedsim.attacks.matching import (
+    PRESET,
+    Count,
     MatchingAttack,
     Objective,
+    OptimizerName,
     PositionCosine,
+    PresetParameters,
     Problem,
+    Rate,
+    ScheduleName,
     SquaredL2,
     Term,
     Weight,
@@ -23,9 +30,16 @@ from fedsim.core.errors import AttackError
 
 
 @dataclass(frozen=True, kw_only=True)
-class April(MatchingAttack):
-    """``alpha`` weighs the position term, which the paper leaves open; ``tv`` is no part of it."""
+class April(PresetParameters, MatchingAttack):
+    """``alpha`` weighs the position term. The paper leaves it open, and the steps as well: L-BFGS
+    is that of the codes it compares with. ``tv`` is no part of it."""
 
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"steps": 6000}, "cpu": {"steps": 400}}
+
+    steps: Count = PRESET
+    lr: Rate = 1.0
+    optimizer: OptimizerName = "lbfgs"
+    schedule: ScheduleName = "constant"
     alpha: Weight = 1.0
     tv: Weight = 0.0
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fedsim.attacks.matching import (
+    PRESET,
     Count,
     LabelRule,
     MatchingAttack,
     Objective,
     OptimizerName,
+    PresetParameters,
     Problem,
     Rate,
     ScheduleName,
@@ -18,11 +21,14 @@ from fedsim.attacks.matching import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dlg(MatchingAttack):
-    """No prior at all, and no box: what the gradient alone determines. The authors' steps are
-    L-BFGS; here a step is one evaluation, and a line search decides whether it is taken."""
+class Dlg(PresetParameters, MatchingAttack):
+    """No prior at all, and no box: what the gradient alone determines. ``preset`` paper: as many
+    evaluations as the authors' 300 calls of L-BFGS make, 20 each; a line search decides here
+    whether a step is taken."""
 
-    steps: Count = 300
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"steps": 6000}, "cpu": {"steps": 300}}
+
+    steps: Count = PRESET
     lr: Rate = 1.0
     optimizer: OptimizerName = "lbfgs"
     schedule: ScheduleName = "constant"

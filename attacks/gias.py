@@ -22,6 +22,7 @@ from fedsim.attacks.generators import (
     latents_of,
 )
 from fedsim.attacks.matching import (
+    PRESET,
     Count,
     FeaturePrior,
     Latents,
@@ -30,6 +31,7 @@ from fedsim.attacks.matching import (
     ObjectiveName,
     Parametrisation,
     Pixels,
+    PresetParameters,
     Problem,
     Rate,
     ScheduleName,
@@ -51,21 +53,25 @@ SpaceName = Literal["x", "z", "w", "z/x", "z/w"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gias(MatchingAttack):
+class Gias(PresetParameters, MatchingAttack):
     """``space``: what is searched; after a slash, what is searched next, for ``refine`` steps.
 
     ``trained``: take the generator of the threat section (refused where it is not granted), or a
     fresh one of ``architecture`` and ``options``; by default the trained one, but for space w.
     ``lr``, ``lr_z``, ``lr_w``: step sizes of pixels, latents and weights. ``latent`` pulls latents
     to the middle. ``grey``: plain pixels with one channel, so that a grey generator is not compared
-    with a search in colour. The authors run 500 to 1,500 steps on z and 5,000 and more on w.
+    with a search in colour. ``preset`` paper: the authors' 1,500 steps on z and 5,000 on w.
     """
 
     uses: ClassVar[frozenset[str]] = MatchingAttack.uses | {"batch_statistics"}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {"steps": 1500, "refine": 5000},
+        "cpu": {"steps": 500, "refine": 500},
+    }
 
     space: SpaceName = "z/w"
-    steps: Count = 500
-    refine: Count = 500
+    steps: Count = PRESET
+    refine: Count = PRESET
     seeds: Count = 4
     lr: Rate = 0.1
     lr_z: Rate = 0.03
