@@ -1,10 +1,10 @@
 """A table of finished audits: means over batches, with bootstrap intervals.
 
-    python experiments/table.py RUN [RUN ...]
+    python experiments/table.py RUN [RUN ...] [--against ATTACK]
 
 One row per attack (and run, where there are several). The unit is the batch, because the images of
 one batch are attacked together: means are over batches, each the mean of its trials, and intervals
-resample batches.
+resample batches. ``--against``: the same, as differences from another attack on the same batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from fedsim.core.metrics import METRICS
 from fedsim.core.run import Run
 from fedsim.scoring.statistics import resampled
 
-COLUMNS = [METRICS[name] for name in ("psnr", "ssim", "fft2d")]
+COLUMNS = [METRICS[name] for name in ("psnr", "ssim", "lpips", "fft2d")]
+IDENTIFIED = "identified"
 
 
 def interval(values: np.ndarray, digits: int | None = None) -> str:
@@ -30,21 +31,45 @@ def interval(values: np.ndarray, digits: int | None = None) -> str:
     return f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def rows(run: Run) -> list[list[str]]:
+def by_batch(run: Run) -> dict[str, pd.DataFrame]:
+    """For every attack a row per batch: the mean of each measure over its pictures."""
     scores = run.scores
     scores["label"] = (scores["label_true"] == scores["label_recovered"]).astype(float)
+    scores.loc[scores["label_recovered"].isna(), "label"] = np.nan
+    scores[IDENTIFIED] = 100 * scores[IDENTIFIED].astype(float)
+    columns = [*(metric.name for metric in COLUMNS), IDENTIFIED, "label", "seconds"]
+    return {
+        str(attack): group.groupby(["round", "client"])[columns].mean()
+        for attack, group in scores.groupby("attack", sort=False)
+    }
+
+
+def cell(values: pd.Series, digits: int | None = None) -> str:
+    """One measure of one attack; empty where it was not taken."""
+    measured = values.dropna().to_numpy(dtype=float)
+    return interval(measured, digits) if len(measured) else ""
+
+
+def rows(run: Run, against: str | None = None) -> list[list[str]]:
+    """The table's lines of one run."""
+    batches = by_batch(run)
+    if against is not None and against not in batches:
+        raise SystemExit(f"there is no attack '{against}' in {run.root}: {', '.join(batches)}")
     lines = []
-    for attack, group in scores.groupby("attack", sort=False):
-        batches = group.groupby(["round", "client"])
-        columns = [metric.name for metric in COLUMNS]
-        means: pd.DataFrame = batches[[*columns, "label", "seconds"]].mean()
+    for attack, means in batches.items():
+        if attack == against:
+            continue
+        measures = means
+        if against is not None:
+            measures = means - batches[against]
+            if measures.dropna(how="all").empty:
+                continue
         lines.append(
             [
-                str(attack),
-                *[interval(means[column].to_numpy()) for column in columns],
-                f"{100 * means['label'].mean():.0f} %"
-                if group["label_recovered"].notna().any()
-                else "",
+                attack,
+                *[cell(measures[metric.name]) for metric in COLUMNS],
+                cell(measures[IDENTIFIED], 0),
+                f"{100 * means['label'].mean():.0f} %" if means["label"].notna().any() else "",
                 f"{means['seconds'].median():.0f}",
                 str(len(means)),
             ]
@@ -55,16 +80,19 @@ def rows(run: Run) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--against", metavar="ATTACK")
     options = parser.parse_args()
     titles = [metric.title for metric in COLUMNS]
-    head = ["attack", *titles, "labels", "seconds", "batches"]
+    head = ["attack", *titles, "identified, %", "labels", "seconds", "batches"]
+    if options.against:
+        head[0] = f"attack, minus {options.against}"
     several = len(options.runs) > 1
     if several:
         head.insert(0, "run")
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for path in options.runs:
         run = Run(path)
-        for row in rows(run):
+        for row in rows(run, options.against):
             cells = [run.spec.name, *row] if several else row
             print(f"| {' | '.join(cells)} |")
 

@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedsim.core.errors import ModelError
 from fedsim.core.weights import load_backbone
 
-SMALLEST = 32  # pixels per side; below, the deeper layers have nothing left to look at
+SMALLEST = 32  # pixels per side; smaller pictures are enlarged, or nothing is left to look at
 CHUNK = 16  # pictures at once
 
 Net = Literal["alex", "vgg"]
@@ -42,15 +43,12 @@ def lpips_unavailable(net: Net = "alex") -> str | None:
 
 def lpips_unavailable_at(side: int) -> str | None:
     """Why LPIPS cannot be computed here for pictures of ``side`` pixels, or None."""
-    if side < SMALLEST:
-        return f"LPIPS looks at pictures of {SMALLEST} pixels and more, and these have {side}"
     return lpips_unavailable()
 
 
 def lpips(a: Tensor, b: Tensor, net: Net = "alex") -> Tensor | None:
-    """LPIPS of each pair, (B, 3, H, W) in [0, 1]; None where `lpips_unavailable` says why, or for
-    pictures too small for it."""
-    if lpips_unavailable(net) or min(a.shape[-2:]) < SMALLEST:
+    """LPIPS of each pair, (B, 3, H, W) in [0, 1]; None where `lpips_unavailable` says why."""
+    if lpips_unavailable(net):
         return None
     parts = [
         lpips_between(lpips_features(one, net), lpips_features(two, net), net)
@@ -61,8 +59,13 @@ def lpips(a: Tensor, b: Tensor, net: Net = "alex") -> Tensor | None:
 
 @torch.no_grad()
 def lpips_features(images: Tensor, net: Net = "alex") -> LpipsFeatures:
-    """The unit features of every layer that LPIPS looks at."""
+    """The unit features of every layer that LPIPS looks at; small pictures are enlarged first, as
+    the papers on small pictures do."""
     network: Any = load_network(net)
+    if (side := min(images.shape[-2:])) < SMALLEST:
+        images = F.interpolate(
+            images.float(), scale_factor=SMALLEST / side, mode="bilinear", antialias=False
+        )
     layers = network.net(network.scaling_layer(2 * images.float() - 1))
     return LpipsFeatures([_unit(layer) for layer in layers])
 
