@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow lint clean
+.PHONY: setup demo test test-slow papers lint clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,11 @@ test: $(STAMP) lint
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
+
+# The papers' tables again, resumable: make papers CIFAR10=PATH (hours on two cores).
+CIFAR10 ?=
+papers: $(STAMP)
+	$(BIN)/python -m experiments.papers -o runs/papers --cifar10 "$(CIFAR10)"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

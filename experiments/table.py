@@ -10,6 +10,7 @@ resample batches. ``--against``: the same, as differences from another attack on
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,24 +78,29 @@ def rows(run: Run, against: str | None = None) -> list[list[str]]:
     return lines
 
 
+def lines_of(runs: Sequence[Run], against: str | None = None) -> list[str]:
+    """The table as lines of markdown."""
+    head = ["attack", *[metric.title for metric in COLUMNS], "identified, %"]
+    head += ["labels", "seconds", "batches"]
+    if against:
+        head[0] = f"attack, minus {against}"
+    several = len(runs) > 1
+    if several:
+        head.insert(0, "run")
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for run in runs:
+        for row in rows(run, against):
+            cells = [run.spec.name, *row] if several else row
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--against", metavar="ATTACK")
     options = parser.parse_args()
-    titles = [metric.title for metric in COLUMNS]
-    head = ["attack", *titles, "identified, %", "labels", "seconds", "batches"]
-    if options.against:
-        head[0] = f"attack, minus {options.against}"
-    several = len(options.runs) > 1
-    if several:
-        head.insert(0, "run")
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for path in options.runs:
-        run = Run(path)
-        for row in rows(run, options.against):
-            cells = [run.spec.name, *row] if several else row
-            print(f"| {' | '.join(cells)} |")
+    print("\n".join(lines_of([Run(path) for path in options.runs], options.against)))
 
 
 if __name__ == "__main__":

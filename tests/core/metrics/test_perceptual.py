@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 from PIL import Image
+from torch.nn import functional as F
 
 from fedsim.core import metrics
 from tests.core.metrics.conftest import A
