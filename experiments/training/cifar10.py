@@ -60,7 +60,7 @@ NETWORKS = {
     "prior": Network(
         ModelSpec(
             name="resnet18",
-            options={"layers": [1, 1, 1], "channels": [24, 48, 96], "output_stride": 4},
+            options={"layers": [1] * 4, "channels": [16, 32, 64, 128], "output_stride": 8},
         ),
         learns="test",
         tried="train",
