@@ -36,6 +36,8 @@ from fedsim.attacks.manoeuvres.gates import (
 )
 from fedsim.attacks.manoeuvres.reading import (
     HeadReading,
+    answer_weights,
+    answers,
     clients_behind,
     count_others,
     count_unpredicted,
@@ -62,6 +64,8 @@ _GAP = 9e5  # a client's loss is at most about the gap, and above 1e6 it is not 
 _ROW, _ROW_OF_STEPS = 1000.0, 5000.0
 _ONE = 1.03  # up to here a count is of one picture: another beside it has 5 parts in 1000
 _MISSES = 3  # from so many on a client is believed not to keep its batch
+_FAINT = 0.1  # of a picture: what all others may send beside the one that is fished
+_TAKEN, _TRIED = 0.01, 8  # how surely others may be taken for it, of so many made-up pictures
 _SURROGATES = 96  # pictures that are looked at
 
 
@@ -251,6 +255,8 @@ class Fishing(Manoeuvre):
         if is_silent(update.tensors):
             return Isolated(update, 0, None, 0.0, "no picture answered: nothing reached the model")
         gate, head = _gate_of(seen), read_head(seen, model)
+        if gate is None and (gentle := self._too_gentle(seen, model, target)):
+            return Isolated(seen.update, seen.pictures, None, None, gentle)
         if gate is None:
             count, words = self._count_class(seen, model, head, target)
         else:
@@ -265,6 +271,9 @@ class Fishing(Manoeuvre):
                 1,
                 "how many answered is not known: the update's size is not; taken as one",
             )
+        if remain == 0 and self.strength < 1:  # what arrived is of others, as they came
+            words = f"no picture of class {target} answered; read as it came"
+            return Isolated(seen.update, seen.pictures, None, None, words)
         if remain == 0:
             words = f"no picture of class {target} answered"
             return Isolated(update, 0, None, count, "; ".join([words, *notes]))
@@ -278,6 +287,28 @@ class Fishing(Manoeuvre):
             count,
             "; ".join([words, *notes]),
         )
+
+    def _too_gentle(self, seen: Sighting, model: nn.Module, target: int) -> str | None:
+        """Why a blended head isolates nobody; None where it does.
+
+        Others must never be taken for the target, or they answer as well and counts are wrong; and
+        what they send back by their own rows must be faint beside the target's.
+        """
+        if self.strength == 1:
+            return None
+        names = head_names(model)
+        weight = seen.weights[names[0]].detach().double().cpu()
+        others = torch.arange(len(weight)) != target
+        beside = float(weight[others].norm(dim=1).max() / weight[target].norm().clamp(min=1e-30))
+        if (beside := beside * (seen.pictures - 1)) > _FAINT and seen.pictures > 1:
+            return f"too gentle to isolate: others send up to {beside:.2g} of what a picture does"
+        images = made_up_pictures(seen.public.image_size)[:_TRIED]
+        features = features_of(model.eval(), images, seen.public.protocol).double().cpu()
+        logits = features @ weight.T + seen.weights[names[1]].detach().double().cpu()
+        taken = float(logits.softmax(1)[:, target].max())
+        if taken > _TAKEN:
+            return f"too gentle to isolate: others are taken for class {target} ({taken:.2g})"
+        return None
 
     def _count_class(
         self, seen: Sighting, model: nn.Module, head: HeadReading | None, target: int
@@ -298,7 +329,13 @@ class Fishing(Manoeuvre):
                     None,
                     "how many answered is not known: the update's size is not",
                 )
-        answered, steps = round(count), seen.public.local_steps or 1
+        fewest, most = answers(count, answer_weights(seen))
+        if fewest != most:
+            many = f"{fewest} to {most}" if fewest < most else "not known how many"
+            words = f"{many} pictures of class {target} answered, {how}"
+            return None, f"{words}: steps and batches do not all count alike"
+        answered, steps = fewest, seen.public.local_steps or 1
+        count = float(answered)
         if answered > 1 and steps > 1 and seen.update.kind is Upload.DELTA:
             words = f"class {target} answered {answered} times in {steps} steps: several pictures"
             return count, f"{words}, or fewer that were taken again, {how}"

@@ -7,14 +7,18 @@ is there the victim's own. The head's part is still everybody's, and is left out
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import nn
+from torch.nn import functional as F
 
 from fedsim.attacks.manoeuvres import create_manoeuvre
+from fedsim.attacks.manoeuvres.gates import made_up_pictures
 from fedsim.attacks.manoeuvres.reading import clients_behind, is_silent, scaled, without_head
 from fedsim.core.errors import ModelError, SpecError
 from fedsim.core.manoeuvre import Brief, Isolated, Manoeuvre, Memory, Sighting, Tampered
@@ -58,9 +62,14 @@ class Inconsistent(Manoeuvre):
 
     def check_model(self, model: nn.Module, public: Public) -> None:
         try:
-            head_names(model)
+            head = head_names(model)
         except ModelError as error:
             raise SpecError(f"inconsistent needs a linear head: {error}") from error
+        if not _is_silenced(model, head, public):
+            raise SpecError(
+                "inconsistent silences clients by a head of zeros, and this model learns past it "
+                "(it has a second head, or an auxiliary loss)."
+            )
         if lure := self._lure():
             lure.check_model(model, public)
 
@@ -76,10 +85,14 @@ class Inconsistent(Manoeuvre):
                 f"and audited; threat H with server.clients=[{self.victim}] asks it in all of them."
             )
 
+    def aimed_at(self, round_: int, cohort: Sequence[int]) -> int | None:
+        victim = self._victim(round_, cohort)
+        return victim if victim in cohort else None
+
     # -- what is sent ---------------------------------------------------------------------------
 
     def tamper(self, brief: Brief) -> Tampered:
-        victim = self._victim(brief)
+        victim = self._victim(brief.round, brief.cohort)
         if victim not in brief.cohort:
             return Tampered({}, {}, f"honest weights: client {victim} is not asked in this round")
         lured = self._lured(brief, victim)
@@ -91,10 +104,10 @@ class Inconsistent(Manoeuvre):
         silent = {head: torch.zeros_like(brief.weights[head])}
         return Tampered(silent, about, f"a head of zeros, for client {victim} to stand alone")
 
-    def _victim(self, brief: Brief) -> int:
+    def _victim(self, round_: int, cohort: Sequence[int]) -> int:
         if self.victim is not None:
             return self.victim
-        return brief.cohort[(brief.round - 1) % len(brief.cohort)]
+        return cohort[(round_ - 1) % len(cohort)]
 
     def _lured(self, brief: Brief, victim: int) -> Tampered:
         """What the victim is sent: every client's record tells how the sum is to be read."""
@@ -152,5 +165,30 @@ class Inconsistent(Manoeuvre):
         update = scaled(without_head(seen.update, seen.loaded()), behind, pictures)
         victim = int(seen.about["victim"])
         return replace(
-            seen, client=victim, update=update, about=about, pictures=pictures, stayed=(victim,)
+            seen,
+            client=victim,
+            update=update,
+            about=about,
+            pictures=pictures,
+            stayed=(victim,),
+            # a delta is not scaled, since all of a cohort decayed its weights alike
+            diluted=behind if update.kind is Upload.DELTA else 1,
         )
+
+
+def _is_silenced(model: nn.Module, head: list[str], public: Public) -> bool:
+    """Whether a head of zeros keeps every gradient from all that stands before it: tried on two
+    made-up pictures."""
+    silent = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        silent.get_parameter(head[0]).zero_()
+    trained = {n: p for n, p in silent.named_parameters() if p.requires_grad and n not in head}
+    if not trained:
+        return True
+    images = public.protocol.normalise(made_up_pictures(public.image_size)[:2])
+    images = images.to(next(iter(trained.values())).device)
+    with torch.enable_grad():
+        logits = silent(images)
+        loss = F.cross_entropy(logits, torch.zeros(2, dtype=torch.long, device=images.device))
+        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    return not any(gradient is not None and bool(gradient.any()) for gradient in gradients)

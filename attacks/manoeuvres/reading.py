@@ -6,6 +6,7 @@ bias of the LayerNorm before it gets what the head sends back, W^T mean_i (p_i -
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.labels import momentum_pull, recover_labels
-from fedsim.core.epochs import steps_of_round
+from fedsim.core.epochs import epoch_rows, steps_of_round
 from fedsim.core.errors import AttackError
 from fedsim.core.learning import Update
 from fedsim.core.manoeuvre import Brief, Sighting
@@ -21,6 +22,7 @@ from fedsim.core.models import head_names
 from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import Upload
 
+_APART = 0.2  # of a picture: what counts may be off by
 _NONE = 0.01  # pictures: below is rounding, where each picture counts as a whole one
 _KEEP_SIZE = (
     *("secure_aggregation", "frozen_pe", "sinusoidal_pe", "withheld", "label_disguise"),
@@ -68,7 +70,39 @@ def gradient_scale(seen: Sighting) -> float | None:
         return None
     samples = max(1, seen.pictures // clients_behind(seen))
     steps = steps_of_round(public.local_steps, public.local_epochs, samples, public.batch_size)
-    return -1 / (protocol.lr * momentum_pull(protocol, steps))
+    return -seen.diluted / (protocol.lr * momentum_pull(protocol, steps))
+
+
+def answer_weights(seen: Sighting) -> tuple[float, float]:
+    """The least and the largest that one picture counts for, where a count is taken as if every
+    step and batch were alike: with momentum an early step moves further than a late one, and in the
+    last batch of an epoch, which may be smaller, a picture weighs more."""
+    protocol, public = seen.public.protocol, seen.public
+    if seen.update.kind is Upload.GRADIENT or protocol.optimizer != "sgd":
+        return 1.0, 1.0
+    samples = max(1, seen.pictures // clients_behind(seen))
+    size, epochs = public.batch_size, public.local_epochs or 1
+    steps = steps_of_round(public.local_steps, public.local_epochs, samples, size)
+    sizes = [size] * steps
+    if public.local_epochs:
+        sizes = [len(rows) for rows in epoch_rows(samples, size)] * epochs
+    whole = momentum_pull(protocol, steps)
+    pulls = [  # of the first step the most: all that follow carry it on
+        momentum_pull(protocol, left) - momentum_pull(protocol, left - 1)
+        for left in range(steps, 0, -1)
+    ]
+    weights = [
+        epochs * samples * pull / (own * whole) for pull, own in zip(pulls, sizes, strict=True)
+    ]
+    return min(weights), max(weights)
+
+
+def answers(count: float, weights: tuple[float, float]) -> tuple[int, int]:
+    """The least and the largest number of answers that a count can stand for; the least is above
+    the largest where it stands for none."""
+    least, largest = weights
+    fewest = max(0, math.ceil(count / largest - _APART))
+    return fewest, max(0, math.floor(count / least + _APART))
 
 
 def changes_size(public: Public, harmless: Sequence[str] = _KEEP_SIZE) -> bool:

@@ -23,8 +23,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.core.errors import ModelError
 from fedsim.core.guard import Finding, Guard, Scene
-from fedsim.core.models import batchnorm_names
+from fedsim.core.models import batchnorm_names, head_names
 from fedsim.defenses.guards.calibration import d_snr_limit
 
 KNOWN = 1e-5  # the residual below which a gradient is little more than rounding
@@ -37,27 +38,34 @@ class DSnr(Guard):
     stay below (`fedsim.defenses.guards.calibration`). ``plain``: the paper's number, without regard
     to what the model knows by heart; it sees fishing by features too, and overfitted models.
 
-    Looks at every picture of the first batch, which meets the weights as they were received. A
-    sample of the batch would not do: most samples miss the picture that is fished, and the others
-    look like an honest batch among themselves.
+    Looks at every picture of every batch of the round, with the weights as they were received. A
+    sample would not do: most samples miss the picture that is fished, and the others look like an
+    honest batch among themselves. A batch of which nothing at all reaches the model, though its
+    head is not zero and the pictures are not known by heart, is a sign of its own.
     """
 
     limit: Annotated[float, Field(gt=0)] | None = None
     plain: bool = False
 
     def inspect(self, scene: Scene) -> Finding:
-        images, labels = scene.batches[0]
+        findings = [self._of_batch(scene, images, labels) for images, labels in scene.batches]
+        return max(findings, key=lambda f: math.inf if _odd(f.score) else f.score / f.limit)
+
+    def _of_batch(self, scene: Scene, images: Tensor, labels: Tensor) -> Finding:
         count = len(labels)
         limit = self.limit_for(count)
-        if count < 2:
-            words = "a batch of one picture: there are no others that it could be isolated from"
-            return Finding("d_snr", 0.0, limit, words)
         norms, residuals = gradient_norms(scene.model, scene.protocol.normalise(images), labels)
         if not norms:
             words = "the model has no plain linear or convolutional layer to look at"
             return Finding("d_snr", 0.0, limit, words)
-        ratios = {name: d_snr(each) for name, each in norms.items()}
         unknown = ~(residuals < KNOWN)  # what is no number is not known
+        if _is_silenced(scene.model, norms) and bool(unknown.any()):
+            words = f"none of {count} pictures reaches the model, and {int(unknown.sum())} should"
+            return Finding("d_snr", math.inf, limit, words)
+        if count < 2:
+            words = "a batch of one picture: there are no others that it could be isolated from"
+            return Finding("d_snr", 0.0, limit, words)
+        ratios = {name: d_snr(each) for name, each in norms.items()}
         if not self.plain:
             limit, weights = self.limit_for(int(unknown.sum())), residuals[unknown]
             explained = {name: d_snr(each[unknown] / weights) for name, each in norms.items()}
@@ -77,6 +85,18 @@ class DSnr(Guard):
     def limit_for(self, pictures: int) -> float:
         """The limit where so many pictures are compared."""
         return d_snr_limit(pictures, plain=self.plain) if self.limit is None else self.limit
+
+
+def _is_silenced(model: nn.Module, norms: dict[str, Tensor]) -> bool:
+    """Whether every layer but the head has no gradient at all, though the head is not zero."""
+    try:
+        head = head_names(model)[0]
+    except ModelError:
+        return False
+    before = [each for name, each in norms.items() if f"{name}.weight" != head]
+    if not before or not bool(model.get_parameter(head).any()):
+        return False
+    return not any(bool(each.any()) for each in before)
 
 
 def _smaller(one: float, other: float) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ModelError
 from fedsim.core.guard import Finding, Guard, Scene
-from fedsim.core.models import head_names, vit_parts
+from fedsim.core.models import batchnorm_names, head_names, vit_parts
 from fedsim.defenses.guards import calibration
 from fedsim.defenses.guards.sketches import moved, norms_of, sketch_of
 
@@ -27,6 +27,7 @@ TWIN = 1 - 1e-4  # the cosine of two rows from which on they are one direction
 NARROW = 16  # rows of fewer numbers are often alike by chance
 LOOKS = 4  # directions along which rows are sorted to find twins
 POWER_STEPS = 8
+STILL = 1e-4  # by its size: what a tensor that nobody trains may move, by rounding
 SILENT = 1e-3  # the size of a matrix that is quiet already, and may become quieter
 
 Positive = Annotated[float, Field(gt=0)]
@@ -53,7 +54,9 @@ class WeightCheck(Guard):
     two rounds of a client, by its own size; ``shrunk``: to which part of its size it may fall.
 
     ``zero_start``: the model may begin with whole matrices of zeros, as the heads of mixers do;
-    then they are no sign in the first round. A federation that knows better says so.
+    then they are no sign in the first round. A federation that knows better says so. What is not
+    trained may not move at all. Of the last round that no guard spoke up in, the more rounds ago it
+    was, the further tensors may have moved.
     """
 
     twins: Positive = calibration.TWINS
@@ -71,16 +74,17 @@ class WeightCheck(Guard):
         return Finding("weight_check", worst.ratio, 1.0, worst.words)
 
     def keep(self, scene: Scene) -> dict[str, Tensor]:
-        tensors = _trained(scene.model)
+        tensors = _weights(scene.model)
         return {
             "weight_check/norms": norms_of(tensors),
             "weight_check/sketch": sketch_of(tensors),
+            "weight_check/round": torch.tensor(scene.round),
         }
 
     @torch.no_grad()
     def marks(self, scene: Scene) -> Iterator[Mark]:
         """Every check of every tensor."""
-        tensors = _trained(scene.model)
+        tensors = _weights(scene.model)
         broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
         if broken:
             yield Mark(float("inf"), f"'{broken[0]}' holds what is no number")
@@ -97,7 +101,7 @@ class WeightCheck(Guard):
             norms = matrix.norm(dim=1)
             largest = norms.max()
             if largest == 0:
-                started = self.zero_start and _was_zero(scene, tensors, name)
+                started = self.zero_start and _may_be_zero(scene, tensors, name)
                 yield Mark(0.0 if started else float("inf"), f"'{name}' is all zeros")
                 continue
             dead = norms <= ZERO * largest
@@ -148,24 +152,35 @@ class WeightCheck(Guard):
         sketch, norms = (scene.kept.get(f"weight_check/{part}") for part in ("sketch", "norms"))
         if sketch is None or norms is None or len(norms) != len(tensors):
             return
-        shifts = moved(tensors, sketch)
+        shifts, frozen = moved(tensors, sketch), _frozen(scene.model)
+        statistical = set(_of_batchnorm(scene.model))
+        since = scene.round - int(scene.kept.get("weight_check/round", torch.tensor(scene.round)))
+        allowed = self.moved * max(
+            1, since
+        )  # a client that was not asked for rounds meets them all
         for (name, tensor), shift, norm in zip(tensors.items(), shifts, norms, strict=True):
             count = tensor.numel() ** 0.5
             was, is_ = float(norm) / count, _size(tensor)
+            if name in frozen:
+                ratio = float(shift) / max(float(norm), 1e-12) / STILL
+                yield Mark(ratio, f"'{name}' moved, which nobody trains")
+                continue
             ratio = float(shift) / count / (was + calibration.SMALL)
-            yield Mark(ratio / self.moved, f"'{name}' moved by {ratio:.3g} times its size")
+            if name not in statistical:  # those begin at 0 and 1, and go far in honest rounds
+                yield Mark(ratio / allowed, f"'{name}' moved by {ratio:.3g} times its size")
             if was > SILENT and tensor.ndim > 1:
                 part = is_ / was
                 words = f"'{name}' fell to {part:.2g} of its size"
                 yield Mark(self.shrunk / max(part, 1e-12), words)
 
 
-def _was_zero(scene: Scene, tensors: dict[str, Tensor], name: str) -> bool:
-    """Whether a matrix of zeros is no news: nothing was met before, or zeros were."""
+def _may_be_zero(scene: Scene, tensors: dict[str, Tensor], name: str) -> bool:
+    """Whether a matrix of zeros is no news: nothing was met before. Zeros that were met before are
+    news, because a round of training moves them; not those that nobody trains."""
     norms = scene.kept.get("weight_check/norms")
     if norms is None or len(norms) != len(tensors):
         return True
-    return float(norms[list(tensors).index(name)]) == 0
+    return name in _frozen(scene.model) and float(norms[list(tensors).index(name)]) == 0
 
 
 def twins(rows: Tensor) -> float:
@@ -191,8 +206,18 @@ def one_direction(rows: Tensor) -> float:
     return float((rows @ direction).square().mean())
 
 
-def _trained(model: nn.Module) -> dict[str, Tensor]:
-    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """All of them: a head that nobody trains can fish as well."""
+    return {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
+
+
+def _frozen(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+
+
+def _of_batchnorm(model: nn.Module) -> Iterator[str]:
+    for name in batchnorm_names(model):
+        yield from (f"{name}.weight", f"{name}.bias")
 
 
 def _matrices(model: nn.Module, tensors: dict[str, Tensor]) -> Iterable[tuple[str, Tensor]]:

@@ -29,7 +29,7 @@ from fedsim.core.spec import Component, Spec
 from fedsim.defenses.applied import declared, prepared
 from fedsim.defenses.guards import create_guards
 from fedsim.federation.active import ActiveServer
-from fedsim.federation.aggregation import create_strategy
+from fedsim.federation.aggregation import create_strategy, masking
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,31 @@ def _check_manoeuvre(spec: Spec) -> None:
         )
     with sealed():
         manoeuvre.check_spec(spec)
+    _check_aim(manoeuvre, spec)
     if not set(spec.tampered_rounds) & set(spec.audited_rounds):
         raise SpecError(
             "no round that the server tampers with is audited: its manoeuvre has no victims; let "
             "server.rounds and audit.rounds meet."
         )
+
+
+def _check_aim(manoeuvre: Manoeuvre, spec: Spec) -> None:
+    """Refuse an audit that scores others than those whom the manoeuvre singles out: whoever is not
+    scored cannot be found to leak."""
+    chosen = set(victims(spec))
+    met = set(spec.tampered_rounds) & set(spec.audited_rounds)
+    for round_ in sorted(met):
+        cohort = spec.cohort(round_)
+        aim = manoeuvre.aimed_at(round_, cohort)
+        aimed = list(cohort) if aim is None and masking(spec) is not None else [aim]
+        missed = [
+            client for client in aimed if client is not None and (round_, client) not in chosen
+        ]
+        if missed:
+            raise SpecError(
+                f"audit.victims leaves out client {missed[0]} in round {round_}, whose pictures "
+                f"this server is after; leave audit.victims out, or audit fewer rounds."
+            )
 
 
 def check_needs(component: Component, spec: Spec) -> None:

@@ -7,7 +7,7 @@ but the server's own choice stands in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -71,6 +71,7 @@ class Sighting:
     public: Public
     pictures: int  # how many stand behind the update, by all that is public
     stayed: tuple[int, ...] = ()  # the clients whose sum it is, where it is one
+    diluted: int = 1  # the update is a mean of so many, of whom one alone sent anything
 
     def loaded(self) -> nn.Module:
         """The model as this client received it, in the clients' mode."""
@@ -112,6 +113,10 @@ class Manoeuvre:
 
     def check_spec(self, spec: Spec) -> None:
         """Raise a SpecError for a federation in which it cannot work, before a round runs."""
+
+    def aimed_at(self, round_: int, cohort: Sequence[int]) -> int | None:
+        """The one client of a round that it singles out; None where it is after all of them."""
+        return None
 
     def tamper(self, brief: Brief) -> Tampered:
         """The weights of one client in one round; with nothing changed, it gets the honest ones."""

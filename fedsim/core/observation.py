@@ -360,6 +360,15 @@ def chosen_in(path: Path) -> Chosen | None:
         return None
 
 
+def was_sent_other(path: Path) -> bool | None:
+    """Whether the client of an observation received other weights than the round's; None where
+    there is no observation to tell."""
+    try:
+        return bool(_read_public(path.with_suffix(".json"))[0].sent.files)
+    except (ObservationError, OSError):
+        return None
+
+
 def recorded_files(path: Path) -> list[Path]:
     """Every file that an observation is read from."""
     weights = path.parent / paths.WEIGHTS

@@ -13,10 +13,11 @@ from typing import Any
 import pandas as pd
 
 from fedsim.core.errors import FedsimError
-from fedsim.core.observation import chosen_in
+from fedsim.core.observation import chosen_in, was_sent_other
 from fedsim.core.run import Run, observation_path
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Vault
+from fedsim.defenses.guards import COMPARING
 
 REFUSED = "client_refused"  # the event of a client whose guards kept it from uploading
 
@@ -93,9 +94,25 @@ def noticed(run: Run, spec: Spec) -> dict[str, Any] | None:
             except FedsimError:  # absent, or not gathered
                 unknown += 1
                 continue
-            where = {"round": round_, "client": client, "tampered": round_ in tampered}
-            rows += [{**where, **finding} for finding in findings]
+            where = {"round": round_, "client": client}
+            changed = round_ in tampered and _received_other(run, round_, client)
+            rows += [
+                # who compares notes finds out about a round, whatever it received itself
+                {
+                    **where,
+                    "tampered": round_ in tampered if f["guard"] == COMPARING else changed,
+                    **f,
+                }
+                for f in findings
+            ]
     return {"rows": rows, "unknown": unknown, "guards": _by_guard(rows)}
+
+
+def _received_other(run: Run, round_: int, client: int) -> bool:
+    """Whether a client was sent other weights than the round's; where it kept its upload back, and
+    nothing tells, it is taken to have been."""
+    changed = was_sent_other(observation_path(run.observations, round_, client))
+    return changed is not False
 
 
 def _by_guard(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -243,3 +243,25 @@ def test_on_ray_a_fished_run_gives_the_same_scores_and_goes_on(fished: Run, tmp_
     run.checkpoint.unlink()
     again = audit(spec, run.root)
     pd.testing.assert_frame_equal(again.scores[columns], fished.scores[columns])
+
+
+def test_whoever_a_server_is_after_must_be_scored(tmp_path: Path) -> None:
+    sums = ("defenses=[{name: secure_aggregation}]", "train.clients_per_round=null")
+    chosen = victims(served(*sums, "audit.victims=1", manoeuvre="{name: inconsistent}"))
+    other = next(c for c in range(4) if c != chosen[0][1])
+    aimed = f"{{name: inconsistent, victim: {other}}}"
+    for manoeuvre in (aimed, "fishing"):
+        with pytest.raises(SpecError, match=r"audit\.victims leaves out client"):
+            audit(served(*sums, "audit.victims=1", manoeuvre=manoeuvre), tmp_path / "run")
+
+
+def test_a_client_that_was_sent_honest_weights_counts_as_that(tmp_path: Path) -> None:
+    sums = ("defenses=[{name: secure_aggregation}]", "train.clients_per_round=null")
+    more = ("train.rounds=2", "guards=[{name: weight_check}]")
+    run = audit(served(*sums, *more, manoeuvre="{name: inconsistent, victim: 0}"), tmp_path / "run")
+    (weights,) = run.summary["noticed"]["guards"]
+    cohort = len(run.spec.cohort(1))
+    assert weights["tampered"] == 2 * (cohort - 1)
+    assert weights["honest"] == 2  # the victim's own
+    assert weights["noticed"] == cohort - 1  # a head that is zero in the second round as well
+    assert weights["false_alarms"] == 0

@@ -294,3 +294,84 @@ def test_labels_are_read_as_by_the_rule_for_labels() -> None:
     stage = Stage(Fishing(target=3))
     seen = stage.play(pictures(8), ALONE)
     assert stage.memory["0"]["labels"] == recover_labels(seen.update, seen.loaded(), 8).tolist()
+
+
+def steps_of(labels: list[int], size: int, **train) -> tuple[Stage, object]:
+    """A client's delta over batches of so many pictures, fished for class 50."""
+    steps = -(-len(labels) // size)
+    settings = {"batch_size": size, "upload": Upload.DELTA, "lr": 0.01, "mode": "eval"}
+    if "local_epochs" not in train:
+        settings["local_steps"] = steps
+    stage = Stage(Fishing(target=50), train=TrainSpec(**settings, **train))
+    images, tags = pictures(len(labels)), torch.tensor(labels)
+    sent = stage.manoeuvre.tamper(stage.brief())
+    weights = stage.received(sent)
+    batches = list(zip(images.split(size), tags.split(size), strict=True))
+    update = stage.answer(weights, batches * train.get("local_epochs", 1))
+    return stage, stage.sighting(sent, weights, update, len(labels), 1)
+
+
+MOMENTUM = {"momentum": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("labels", "size", "train"),
+    [
+        ([50, 1, 2, 3, 4, 5, 6, 7], 2, MOMENTUM),  # in the first of four steps
+        ([0, 1, 2, 3, 4, 5, 6, 50], 2, MOMENTUM),  # in the last
+        ([0, 1, 2, 3, 4, 5, 50, 50], 2, MOMENTUM),  # two in the last
+        ([0, 1, 2, 3, 50, 5, 6, 50], 2, MOMENTUM),  # two, in different steps
+        ([50, 50, 2, 3, 4, 5, 6, 7, 8], 8, {"local_epochs": 1}),  # two in the whole batch
+        ([0, 1, 2, 3, 4, 5, 6, 7, 50], 8, {"local_epochs": 1}),  # one in the small batch
+        ([0, 1, 2, 3, 4, 5, 6, 50], 2, {}),
+        ([0, 1, 2, 3, 4, 5, 50, 50], 2, {}),
+        ([0, 1, 2, 3, 4, 5, 6, 7], 2, MOMENTUM),
+    ],
+)
+def test_over_steps_that_count_unequally_nothing_false_is_claimed(
+    labels: list[int], size: int, train: dict
+) -> None:
+    stage, seen = steps_of(labels, size, **train)
+    isolated = stage.manoeuvre.isolate(seen)
+    answered = labels.count(50)
+    if isolated.count is None:  # not known, and taken as one
+        assert isolated.pictures == 1
+        assert answered > 0
+        assert "taken as one" in isolated.words
+    else:
+        assert isolated.pictures == answered, isolated.words
+
+
+def test_steps_that_count_alike_are_counted() -> None:
+    stage, seen = steps_of([0, 1, 2, 3, 4, 5, 6, 50], 2)
+    assert stage.manoeuvre.isolate(seen).count == 1.0
+
+
+@pytest.mark.parametrize("strength", [0.2, 0.1, 0.05, 0.01])
+@pytest.mark.parametrize("labels", [[3, 1, 2, 0, 4, 5, 6, 7], [3, 3, 2, 0, 4, 5, 6, 7]])
+def test_a_head_that_is_too_gentle_is_read_as_it_came(strength: float, labels: list[int]) -> None:
+    stage = Stage(Fishing(target=3, strength=strength))
+    seen = stage.play(pictures(8), torch.tensor(labels))
+    isolated = stage.manoeuvre.isolate(seen)
+    assert isolated.pictures == 8
+    assert "too gentle" in isolated.words
+    assert isolated.update.tensors.keys() == seen.update.tensors.keys()
+
+
+def test_a_gentle_head_hides_no_lone_picture() -> None:
+    stage = Stage(Fishing(target=3, strength=0.1), train=TrainSpec(batch_size=1, mode="eval"))
+    images = pictures(1)
+    for label in (3, 4):
+        seen = stage.play(images, torch.tensor([label]))
+        isolated = stage.manoeuvre.isolate(seen)
+        assert isolated.pictures == 1
+        assert decibels(stage.solved(seen, isolated), images[0]) > 60
+
+
+def test_half_of_its_strength_still_isolates() -> None:
+    stage = Stage(Fishing(target=3, strength=0.5))
+    images = pictures(8)
+    seen = stage.play(images, ALONE)
+    isolated = stage.manoeuvre.isolate(seen)
+    assert isolated.pictures == 1
+    assert decibels(stage.solved(seen, isolated), images[3]) > 20

@@ -11,7 +11,8 @@ from fedsim.attacks.manoeuvres.inconsistent import Inconsistent
 from fedsim.attacks.manoeuvres.reading import is_silent, without_head
 from fedsim.core.errors import SpecError
 from fedsim.core.learning import local_update
-from tests.attacks.manoeuvres.stage import SUMS, Stage, decibels, pictures
+from fedsim.core.spec import ModelSpec, TrainSpec, Upload
+from tests.attacks.manoeuvres.stage import RESNET, SUMS, VIT, Stage, decibels, pictures
 
 IMAGES, LABELS = pictures(32), torch.arange(32)
 COHORT = [(IMAGES[k : k + 8], LABELS[k : k + 8]) for k in range(0, 32, 8)]
@@ -53,6 +54,34 @@ def test_a_lure_gives_one_picture_of_the_victim_through_the_sum(reader: int) -> 
     assert isolated.labels.tolist() == [19]
     assert "client 2 alone" in isolated.words
     assert decibels(stage.solved(seen, isolated), IMAGES[19]) > 60
+
+
+@pytest.mark.parametrize("repeated", [1, 4])
+def test_deltas_of_a_cohort_are_counted_as_gradients_are(repeated: int) -> None:
+    labels = LABELS.clone()
+    labels[16 : 16 + repeated] = 50  # of client 2
+    cohort = [(IMAGES[k : k + 8], labels[k : k + 8]) for k in range(0, 32, 8)]
+    train = TrainSpec(batch_size=8, mode="eval", upload=Upload.DELTA, lr=0.01)
+    lure = {"name": "fishing", "target": 50}
+    stage = Stage(Inconsistent(victim=2, lure=lure), defenses=SUMS, train=train)
+    seen = stage.play_sum(cohort)[2]
+    isolated = stage.manoeuvre.isolate(seen)
+    assert isolated.pictures == repeated
+    if repeated == 1:
+        assert decibels(stage.solved(seen, isolated), IMAGES[16]) > 60
+
+
+def test_a_model_that_learns_past_its_head_is_refused() -> None:
+    model = ModelSpec(
+        name="deit_tiny_distilled_patch16_224",
+        options={"patch_size": 8, "depth": 2, "embed_dim": 96, "num_heads": 3},
+    )
+    stage = Stage(Inconsistent(victim=0), model=model, defenses=SUMS)
+    with pytest.raises(SpecError, match="learns past it"):
+        stage.manoeuvre.check_model(stage.factory(), stage.public)
+    for honest in (VIT, RESNET):
+        plain = Stage(Inconsistent(victim=0), model=honest)
+        plain.manoeuvre.check_model(plain.factory(), plain.public)
 
 
 def test_the_class_of_another_client_is_not_taken_for_the_victims() -> None:

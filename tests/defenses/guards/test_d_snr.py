@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -85,6 +86,23 @@ def test_a_fished_picture_is_noticed_and_an_honest_batch_is_not(vit) -> None:
     finding = DSnr().inspect(scene_of(vit, 5))  # one picture of each label
     assert finding.fired
     assert finding.score > 1e4
+
+
+def test_a_picture_that_is_fished_in_a_later_batch_is_noticed(vit) -> None:
+    fish(vit, target=2)
+    (batch,) = scene_of(vit, 5).batches
+    without = tuple(part[[0, 1, 3, 4]] for part in batch)
+    scene = replace(scene_of(vit, 5), batches=[without, batch])
+    assert DSnr().inspect(scene).fired
+
+
+def test_a_batch_of_which_nothing_reaches_the_model_is_a_sign(vit) -> None:
+    fish(vit, target=4)  # nobody has it
+    finding = DSnr().inspect(scene_of(vit, 4))
+    assert finding.fired
+    assert "none of 4 pictures reaches the model" in finding.words
+    nn.init.zeros_(vit.head.weight)  # as some models begin: another guard's affair
+    assert not DSnr().inspect(scene_of(vit, 4)).fired
 
 
 def test_pictures_known_by_heart_are_no_sign_but_stand_in_the_plain_number() -> None:

@@ -92,8 +92,8 @@ def test_a_head_of_zeros_fires_once_another_was_seen(vit) -> None:
     nn.init.zeros_(vit.head.weight)
     assert not WeightCheck().inspect(scene_of(vit, round_=1)).fired
     assert WeightCheck(zero_start=False).inspect(scene_of(vit, round_=1)).fired
-    still = WeightCheck().keep(scene_of(vit))
-    assert not WeightCheck().inspect(replace(scene_of(vit, round_=2), kept=still)).fired
+    still = WeightCheck().keep(scene_of(vit))  # a round of training would have moved it
+    assert WeightCheck().inspect(replace(scene_of(vit, round_=2), kept=still)).fired
     finding = WeightCheck().inspect(replace(scene_of(vit, round_=2), kept=before))
     assert finding.fired
     assert "'head.weight' is all zeros" in finding.words
@@ -118,7 +118,42 @@ def test_a_head_that_fell_or_a_tensor_that_leapt_is_noticed_by_what_was_kept(vit
 def test_what_is_kept_is_small(vit) -> None:
     kept = WeightCheck().keep(scene_of(vit))
     assert all(name.startswith("weight_check/") for name in kept)
-    assert sum(t.numel() for t in kept.values()) == 65 * len(list(vit.parameters()))
+    assert sum(t.numel() for t in kept.values()) == 65 * len(list(vit.parameters())) + 1
+
+
+def test_what_nobody_trains_is_looked_at_and_may_not_move(vit) -> None:
+    vit.head.requires_grad_(False)
+    before = WeightCheck().keep(scene_of(vit))
+    assert not WeightCheck().inspect(scene_of(vit, round_=2, kept=before)).fired
+    with torch.no_grad():
+        vit.head.weight[0] += 1e-3
+    finding = WeightCheck().inspect(scene_of(vit, round_=2, kept=before))
+    assert finding.fired
+    assert "'head.weight' moved, which nobody trains" in finding.words
+    with torch.no_grad():  # a head that fishes, in the first round already
+        vit.head.weight.zero_()
+        vit.head.weight[1] = torch.randn(vit.head.weight.shape[1])
+    assert WeightCheck().inspect(scene_of(vit)).fired
+
+
+def test_tensors_may_move_further_the_longer_ago_a_quiet_round_is(vit) -> None:
+    guard = WeightCheck()
+    kept = guard.keep(scene_of(vit, round_=1))
+    with torch.no_grad():
+        vit.pos_embed.add_(2.0)
+    near = guard.inspect(scene_of(vit, round_=2, kept=kept))
+    far = guard.inspect(scene_of(vit, round_=11, kept=kept))
+    assert near.fired
+    assert near.score == pytest.approx(10 * far.score)
+
+
+def test_the_parameters_of_batchnorm_may_go_far() -> None:
+    model = build_model(ModelSpec(name="resnet10t"), image_size=32, num_classes=8, seed=0)
+    guard = WeightCheck()
+    kept = guard.keep(scene_of(model))
+    with torch.no_grad():
+        model.bn1.bias.add_(9.0)
+    assert not guard.inspect(scene_of(model, round_=2, kept=kept)).fired
 
 
 def test_twins_are_found_among_many_rows_whatever_their_sign() -> None:
