@@ -62,7 +62,7 @@ from fedsim.core.spec import Spec, Upload
 
 _GAP = 9e5  # a client's loss is at most about the gap, and above 1e6 it is not admitted
 _ROW, _ROW_OF_STEPS = 1000.0, 5000.0
-_ONE = 1.03  # up to here a count is of one picture: another beside it has 5 parts in 1000
+_ONE = 1.005  # up to here a count is of one picture: another has 6 parts in 10,000 beside it
 _MISSES = 3  # from so many on a client is believed not to keep its batch
 _FAINT = 0.1  # of a picture: what all others may send beside the one that is fished
 _TAKEN, _TRIED = 0.01, 8  # how surely others may be taken for it, of so many made-up pictures
