@@ -7,7 +7,7 @@ from tests.conftest import SMALL
 NOISE = "{name: gaussian_noise, strengths: [{std: 0.0}, {std: 1.0, relative: true}]}"
 
 
-DEFENSES = f"[{NOISE}, {{name: mjp, strengths: [{{probability: 1.0}}]}}]"
+DEFENSES = f"[{NOISE}, {{name: mjp, strengths: [{{ratio: 0.5, probability: 1.0}}]}}]"
 
 
 BENCH = [

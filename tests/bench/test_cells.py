@@ -19,7 +19,7 @@ def test_every_defense_and_strength_is_a_cell_and_so_is_none() -> None:
         "none",
         "gaussian_noise std 0.0",
         "gaussian_noise std 1.0 relative",
-        "mjp probability 1.0",
+        "mjp ratio 0.5 probability 1.0",
     ]
     assert len({cell.folder for cell in bench.cells()}) == 4
     utility = bench.trained(next(bench.cells()))

@@ -31,7 +31,7 @@ def test_the_table_holds_leakage_and_accuracy(done: tuple[Path, pd.DataFrame]) -
     assert rows["gaussian_noise", "std 0.0"]["psnr"] == 160
     assert rows["gaussian_noise", "std 1.0 relative"]["psnr"] < 30
     assert table["accuracy"].between(0, 1).all()
-    mjp = rows["mjp", "probability 1.0"]
+    mjp = rows["mjp", "ratio 0.5 probability 1.0"]
     assert mjp["psnr"] == max(mjp["psnr_naive"], mjp["psnr_adaptive"])
     assert pd.read_csv(root / "table.csv").shape == table.shape
     for name in ("table.md", "frontier.png", "frontier.svg", "report.html", "cells.csv"):
@@ -43,7 +43,7 @@ def test_the_table_holds_leakage_and_accuracy(done: tuple[Path, pd.DataFrame]) -
 def test_a_bench_goes_on_and_does_only_what_is_missing(done: tuple[Path, pd.DataFrame]) -> None:
     root, table = done
     kept = Run(root / "cells" / "none-seed-0").root / "summary.json"
-    gone = Run(root / "cells" / "mjp-probability-1.0-seed-0").root / "summary.json"
+    gone = Run(root / "cells" / "mjp-ratio-0.5-probability-1.0-seed-0").root / "summary.json"
     before = kept.stat().st_mtime_ns
     gone.unlink()
     again = conduct(load_bench({}, BENCH), root)
@@ -135,7 +135,9 @@ def test_shuffled_patches_are_told_from_those_that_stayed(
     done: tuple[Path, pd.DataFrame],
 ) -> None:
     page = script("mjp.py", "patches", done[0])
-    lines = [row for row in page.splitlines() if row.startswith("| mjp probability 1.0 |")]
+    lines = [
+        row for row in page.splitlines() if row.startswith("| mjp ratio 0.5 probability 1.0 |")
+    ]
     assert [line.split("|")[2].strip() for line in lines] == ["patch_solve", "patch_solve naive"]
     shuffled, stayed = (float(cell.split()[0]) for cell in lines[0].split("|")[3:5])
     assert stayed > shuffled

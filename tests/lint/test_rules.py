@@ -59,7 +59,7 @@ def test_what_alone_ends_exactness_is_named() -> None:
 
 
 def test_a_jigsaw_says_that_its_mask_is_public() -> None:
-    result = linted(defended("mjp"))
+    result = linted(defended({"name": "mjp", "ratio": 0.5}))
     (mask,) = result.of("readable-mask")
     assert "8 of 16 patches" in mask.reason
     assert "probability 0.5" in result.of("bypassed-defense")[0].reason
@@ -67,9 +67,9 @@ def test_a_jigsaw_says_that_its_mask_is_public() -> None:
 
 
 def test_a_jigsaw_that_seldom_rests_is_exact_when_it_does() -> None:
-    assert predicts_exact(linted(defended({"name": "mjp", "probability": 0.999})))
-    assert not predicts_exact(linted(defended({"name": "mjp", "probability": 1})))
-    both = linted(defended({"name": "mjp", "probability": 0.999}, "gaussian_noise"))
+    assert predicts_exact(linted(defended({"name": "mjp", "ratio": 0.5, "probability": 0.999})))
+    assert not predicts_exact(linted(defended({"name": "mjp", "ratio": 0.5, "probability": 1})))
+    both = linted(defended({"name": "mjp", "ratio": 0.5, "probability": 0.999}, "gaussian_noise"))
     assert not predicts_exact(both)
 
 
