@@ -147,12 +147,13 @@ def test_tensors_may_move_further_the_longer_ago_a_quiet_round_is(vit) -> None:
     assert near.score == pytest.approx(10 * far.score)
 
 
-def test_the_parameters_of_batchnorm_may_go_far() -> None:
+def test_what_batchnorm_scales_may_go_far() -> None:
     model = build_model(ModelSpec(name="resnet10t"), image_size=32, num_classes=8, seed=0)
     guard = WeightCheck()
     kept = guard.keep(scene_of(model))
     with torch.no_grad():
         model.bn1.bias.add_(9.0)
+        model.layer1[0].conv1.weight.mul_(50.0)
     assert not guard.inspect(scene_of(model, round_=2, kept=kept)).fired
 
 
