@@ -21,6 +21,7 @@ from fedsim.attacks.matching import (
     BatchNormName,
     Count,
     FeaturePrior,
+    KeepName,
     LabelRule,
     Match,
     MatchingAttack,
@@ -37,10 +38,8 @@ from fedsim.attacks.matching import (
     Weight,
     batchnorm_prior,
     l2_norm,
-    total_variation,
-    total_variation_norm,
+    total_variation_of,
 )
-from fedsim.attacks.matching.budget import KeepName
 from fedsim.attacks.matching.matcher import silence
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
@@ -82,8 +81,8 @@ class DeepInversion(PresetParameters, MatchingAttack):
         return ((0.0, 1.0),)
 
     def terms(self, problem: Problem) -> list[Term]:
-        variation = total_variation if self.preset == "cpu" else total_variation_norm
-        return [Term("tv", self.tv, variation), Term("l2", self.l2, l2_norm)]
+        variation = Term("tv", self.tv, total_variation_of(self.preset))
+        return [variation, Term("l2", self.l2, l2_norm)]
 
     def features(self, problem: Problem) -> FeaturePrior | None:
         return batchnorm_prior(problem, self.batchnorm, self.bn, self.bn_first)

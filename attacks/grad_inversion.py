@@ -15,6 +15,7 @@ from fedsim.attacks.matching import (
     Count,
     FeaturePrior,
     GroupConsistency,
+    KeepName,
     MatchingAttack,
     Natural,
     Objective,
@@ -29,10 +30,8 @@ from fedsim.attacks.matching import (
     batchnorm_prior,
     l2_norm,
     objective_of,
-    total_variation,
-    total_variation_norm,
+    total_variation_of,
 )
-from fedsim.attacks.matching.budget import KeepName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +85,10 @@ class GradInversion(PresetParameters, MatchingAttack):
         return ((0.0, self.matching),)
 
     def terms(self, problem: Problem) -> list[Term]:
-        variation = total_variation if self.preset == "cpu" else total_variation_norm
         every = self.register_every / self.steps
         group = GroupConsistency(self.registered, problem.labels, every=every)
         return [
-            Term("tv", self.tv, variation),
+            Term("tv", self.tv, total_variation_of(self.preset)),
             Term("l2", self.l2, l2_norm),
             Term("group", self.group, group),
         ]

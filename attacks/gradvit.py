@@ -14,6 +14,7 @@ from fedsim.attacks.matching import (
     PRESET,
     Count,
     GroupConsistency,
+    KeepName,
     MatchingAttack,
     Objective,
     ObjectiveName,
@@ -28,10 +29,8 @@ from fedsim.attacks.matching import (
     Weight,
     l2_norm,
     objective_of,
-    total_variation,
-    total_variation_norm,
+    total_variation_of,
 )
-from fedsim.attacks.matching.budget import KeepName
 from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.natural import natural_pictures
 
@@ -92,18 +91,16 @@ class GradVit(PresetParameters, MatchingAttack):
 
     def terms(self, problem: Problem) -> list[Term]:
         parts = transformer_parts(problem.model, "gradvit")
-        small = self.preset == "cpu"
-        variation = total_variation if small else total_variation_norm
         every = self.register_every / self.steps
         terms = [
-            Term("patch", self.patch, PatchPrior(parts.patch_size, mean=small)),
+            Term("patch", self.patch, PatchPrior(parts.patch_size, mean=self.preset == "cpu")),
             Term(
                 "group",
                 self.group,
                 GroupConsistency(self.registered, problem.labels, every=every),
             ),
             Term("l2", self.l2, l2_norm),
-            Term("tv", self.tv, variation),
+            Term("tv", self.tv, total_variation_of(self.preset)),
         ]
         network = self._network(problem)
         if network is not None and self.image > 0:

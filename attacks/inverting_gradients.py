@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from fedsim.attacks.matching import (
     PRESET,
     Count,
+    KeepName,
     MatchingAttack,
     Objective,
     ObjectiveName,
@@ -24,7 +25,6 @@ from fedsim.attacks.matching import (
     objective_of,
     total_variation,
 )
-from fedsim.attacks.matching.budget import KeepName
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,10 @@ _TRIES = 20
 
 
 def block_mask(grid: tuple[int, int], ratio: float, rng: torch.Generator) -> Tensor:
-    """A mask (N,) of about ``ratio`` of the patches, in blocks; never empty, never too large."""
+    """A mask (N,) of about ``ratio`` of the patches, in blocks; two at least, since one alone has
+    nobody to change places with."""
     rows, columns = grid
-    target = max(1, int(rows * columns * ratio))
+    target = min(rows * columns, max(2, int(rows * columns * ratio)))
     mask = torch.zeros(rows, columns, dtype=torch.bool)
     for _ in range(_TRIES):
         missing = target - int(mask.sum())

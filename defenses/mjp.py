@@ -42,8 +42,8 @@ class Puzzle:
 class Mjp(Defense):
     """``ratio`` of the patches, with ``probability`` per batch (the authors': 0.5), from round
     ``warmup`` + 1 on. ``dal``: the head of the localisation, with ``weight`` in the loss; it must
-    tell a patch's row and column as they are counted (0 to K - 1), so that its gradient grows with
-    the grid. ``mlp`` is the paper's head of three layers, ``mlp2`` one of two.
+    tell a patch's row and column as they are counted (0 to K - 1): the larger the grid, the further
+    apart the embeddings are pulled. ``mlp`` is the paper's head of three layers, ``mlp2`` has two.
 
     The paper's variants: ``positions`` False removes the position embedding (B of its Table 2),
     ``pixels`` also scrambles the pixels inside all patches (C), ``probability`` 0 and ``unknown``

@@ -55,10 +55,10 @@ TABLES = [
 def run_table(table: Table, root: Path, overrides: list[str]) -> float:
     """The audit of one table in a process of its own, gone on with where it stopped; seconds."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "fedsim.cli", "audit", str(HERE / table.spec)]
-    command += [*table.overrides, *overrides]
-    where = ["--resume", str(root)] if (root / "run.json").is_file() else ["-o", str(root)]
-    subprocess.run([*command, *where], check=True)
+    what = [str(HERE / table.spec), *table.overrides, *overrides, "-o", str(root)]
+    if (root / "run.json").is_file():  # begun: its spec is in there
+        what = ["--resume", str(root)]
+    subprocess.run([sys.executable, "-m", "fedsim.cli", "audit", *what], check=True)
     return time.perf_counter() - began
 
 

@@ -31,7 +31,7 @@ def assert_no_process_with(setting: str, seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while (left := processes_with(setting)) and time.monotonic() < end:
         time.sleep(0.1)
-    assert not left
+    assert not left, f"still there after {seconds:g} seconds: {left}"
 
 
 def files_in(*folders: Path) -> set[str]:

@@ -7,7 +7,7 @@ looked at. The names that most attacks are written with are exported here.
 
 from fedsim.attacks.matching.base import MatchingAttack
 from fedsim.attacks.matching.batchnorm import BatchNormName, batchnorm_prior
-from fedsim.attacks.matching.budget import Budget, OptimizerName, Phases, ScheduleName
+from fedsim.attacks.matching.budget import Budget, KeepName, OptimizerName, Phases, ScheduleName
 from fedsim.attacks.matching.label_rule import LabelRule
 from fedsim.attacks.matching.matcher import Match
 from fedsim.attacks.matching.objectives import (
@@ -31,6 +31,7 @@ from fedsim.attacks.matching.priors import (
     l2_norm,
     total_variation,
     total_variation_norm,
+    total_variation_of,
 )
 from fedsim.attacks.matching.problem import Problem
 from fedsim.attacks.matching.ranges import Count, Natural, Rate, Weight
@@ -47,6 +48,7 @@ __all__ = [
     "Count",
     "FeaturePrior",
     "GroupConsistency",
+    "KeepName",
     "LabelRule",
     "Latents",
     "LayerL2",
@@ -82,4 +84,5 @@ __all__ = [
     "search",
     "total_variation",
     "total_variation_norm",
+    "total_variation_of",
 ]

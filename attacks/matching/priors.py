@@ -16,6 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.attacks.matching.presets import PresetName
 from fedsim.attacks.matching.registration import align
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import Statistics
@@ -61,6 +62,11 @@ def total_variation_norm(images: Tensor, done: float = 0.0) -> Tensor:
         (images[..., 1:, :-1], images[..., :-1, 1:]),
     ]
     return torch.stack([_norm(a - b) for a, b in pairs]).sum(0)
+
+
+def total_variation_of(preset: PresetName) -> Callable[[Tensor, float], Tensor]:
+    """The total variation that a preset's weights are meant for."""
+    return total_variation if preset == "cpu" else total_variation_norm
 
 
 def l2_norm(images: Tensor, done: float = 0.0) -> Tensor:

@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 _DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
@@ -33,30 +34,37 @@ def main(parent: int, command: list[str]) -> int:
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)  # lest others should be ended with it
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until somebody can be told
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    _end_with_the_parent()
     if os.getppid() != parent:  # it ended before it was asked for
         return 0
     try:
-        child = subprocess.Popen(command, preexec_fn=_open_to_signals)
+        child = subprocess.Popen(command, preexec_fn=_begin)
     except OSError as error:
         sys.exit(f"{command[0]}: {error.strerror}")
-    signal.signal(signal.SIGTERM, lambda number, frame: _end_all(child))
+    signal.signal(signal.SIGTERM, lambda number, frame: _end_all())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     code = child.wait()
     return code if code >= 0 else 128 - code
 
 
-def _open_to_signals() -> None:
+def _end_with_the_parent() -> None:
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+
+
+def _begin() -> None:
+    """In the child, before it is the program; it ends as well where this one is killed."""
+    _end_with_the_parent()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-def _end_all(child: subprocess.Popen[bytes]) -> None:
+def _end_all() -> None:
     """Ask everybody below to end, then make them, this one with them."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     family = _descendants(os.getpid())
     _tell(family, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_SECONDS)
+    until = time.monotonic() + _SECONDS
+    while any(map(_lives, family)) and time.monotonic() < until:
+        time.sleep(0.02)  # not by waiting for the child: whoever was interrupted does that
     _tell(family | _descendants(os.getpid()), signal.SIGKILL)
     os.killpg(0, signal.SIGKILL)
 
@@ -67,14 +75,24 @@ def _tell(pids: set[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def _stat(pid: int | str) -> list[str]:
+    """What the kernel says of a process: its state, its parent, and so on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _lives(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return _stat(pid)[0] not in "ZX"  # one that has ended is there until it is waited for
+    return False
+
+
 def _descendants(root: int) -> set[int]:
     """Every process below one, by what the kernel says of parents."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                parents[int(entry.name)] = int(fields[1])
+                parents[int(entry.name)] = int(_stat(entry.name)[1])
     found, waiting = set[int](), [root]
     while waiting:
         above = waiting.pop()

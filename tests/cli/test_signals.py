@@ -59,7 +59,7 @@ def sleeping(folder: Path, *before: str) -> Iterator[tuple[subprocess.Popen[str]
     finally:
         process.kill()
         process.wait()
-        if child and began(child) is not None:
+        if child and not is_gone(child):
             os.kill(child, signal.SIGKILL)
 
 

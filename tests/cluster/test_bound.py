@@ -89,3 +89,18 @@ def test_what_a_child_started_ends_with_it_also_where_it_is_left_behind(tmp_path
     while began(grandchild) is not None and time.monotonic() < until:
         time.sleep(0.05)
     assert began(grandchild) is None
+
+
+def test_a_program_ends_with_its_supervisor_that_is_killed(tmp_path: Path) -> None:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    supervisor = subprocess.Popen(
+        bound([sys.executable, "-c", code]), stdout=subprocess.PIPE, text=True
+    )
+    assert supervisor.stdout is not None
+    program = int(supervisor.stdout.readline())
+    supervisor.kill()
+    supervisor.wait()
+    until = time.monotonic() + 20
+    while began(program) is not None and time.monotonic() < until:
+        time.sleep(0.05)
+    assert began(program) is None

@@ -41,11 +41,6 @@ def lpips_unavailable(net: Net = "alex") -> str | None:
     return None
 
 
-def lpips_unavailable_at(side: int) -> str | None:
-    """Why LPIPS cannot be computed here for pictures of ``side`` pixels, or None."""
-    return lpips_unavailable()
-
-
 def lpips(a: Tensor, b: Tensor, net: Net = "alex") -> Tensor | None:
     """LPIPS of each pair, (B, 3, H, W) in [0, 1]; None where `lpips_unavailable` says why."""
     if lpips_unavailable(net):

@@ -14,7 +14,7 @@ from typing import Literal
 from torch import Tensor
 
 from fedsim.core.metrics.comparison import Comparison
-from fedsim.core.metrics.perceptual import lpips_between, lpips_features, lpips_unavailable_at
+from fedsim.core.metrics.perceptual import lpips_between, lpips_features, lpips_unavailable
 from fedsim.core.metrics.pixels import decibel, psnr_registered, ssim
 
 # Files (scores, summary, a bench's tables) hold all metrics. `headlines` is wherever there is room
@@ -98,7 +98,7 @@ METRICS: dict[str, Metric] = {
                 pair.truth.once(lpips_features), pair.guess.once(lpips_features)
             ),
             "lower",
-            unavailable=lpips_unavailable_at,
+            unavailable=lambda side: lpips_unavailable(),
         ),
         Metric(
             "fft2d",
