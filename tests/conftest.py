@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,14 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["FEDSIM_VAULT_KEYS"] = str(tmp_path_factory.mktemp("keys"))
     yield
     assert_no_process_with(f"FEDSIM_CACHE={cache}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """As in a terminal: what a shell starts in the background ignores it, and so does its child."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
