@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,6 +22,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.attacks.labels import momentum_pull
+from fedsim.attacks.manoeuvres.counting import (
+    ONE,
+    count_class,
+    count_gate,
+    gate_of,
+    passed_through,
+    row_of,
+)
 from fedsim.attacks.manoeuvres.gates import (
     Gate,
     Interval,
@@ -32,15 +39,10 @@ from fedsim.attacks.manoeuvres.gates import (
     first_theta,
     made_up_pictures,
     narrowed,
-    read_gate,
 )
 from fedsim.attacks.manoeuvres.reading import (
-    HeadReading,
-    answer_weights,
-    answers,
     clients_behind,
     count_others,
-    count_unpredicted,
     group_of,
     is_silent,
     labels_behind,
@@ -48,7 +50,6 @@ from fedsim.attacks.manoeuvres.reading import (
     pictures_expected,
     read_head,
     scaled,
-    sent_back,
     with_lone_head,
     without_head,
 )
@@ -62,7 +63,6 @@ from fedsim.core.spec import Spec, Upload
 
 _GAP = 9e5  # a client's loss is at most about the gap, and above 1e6 it is not admitted
 _ROW, _ROW_OF_STEPS = 1000.0, 5000.0
-_ONE = 1.005  # up to here a count is of one picture: another has 6 parts in 10,000 beside it
 _MISSES = 3  # from so many on a client is believed not to keep its batch
 _FAINT = 0.1  # of a picture: what all others may send beside the one that is fished
 _TAKEN, _TRIED = 0.01, 8  # how surely others may be taken for it, of so many made-up pictures
@@ -129,7 +129,7 @@ class Fishing(Manoeuvre):
         target = self._target(brief, kind, labels)
         if kind == "class":
             about = {"row": self._row(brief.public), "seed": _seed(brief, f"row {brief.round}")}
-            head = self._class_head(brief, target, _row_of(about, _width(brief)))
+            head = self._class_head(brief, target, row_of(about, _width(brief)))
             return self._cast(brief, target, head, about, "class fishing")
         gate = self._gate(brief, known, labels[target])
         head = gate.head(brief.public.num_classes, _width(brief), target)
@@ -222,7 +222,7 @@ class Fishing(Manoeuvre):
             return
         known["round"] = seen.round
         model, target = seen.loaded(), int(seen.about.get("target", -1))  # -1: an honest round
-        head, gate = read_head(seen, model), _gate_of(seen)
+        head, gate = read_head(seen, model), gate_of(seen)
         labels = labels_behind(seen, model, None if gate is None else target)
         if labels is not None:
             known["labels"] = labels
@@ -233,13 +233,13 @@ class Fishing(Manoeuvre):
             and not count_others(seen, head, target)
         ):
             silent = is_silent(without_head(seen.update, model).tensors)
-            passed = Passed(0.0, None, 0.0) if silent else _passed(seen, gate, head)
+            passed = Passed(0.0, None, 0.0) if silent else passed_through(seen, gate, head)
             self._learn_gate(known, gate, passed)
         memory[group] = known
 
     def _learn_gate(self, known: dict[str, Any], gate: Gate, passed: Passed) -> None:
         placed = known.pop("interval", None)
-        if passed.count is not None and 0 < passed.count <= _ONE:
+        if passed.count is not None and 0 < passed.count <= ONE:
             known.pop("misses", None)
             return  # one is isolated: another direction next time, for another picture
         interval, agrees = narrowed(gate, passed)
@@ -254,17 +254,17 @@ class Fishing(Manoeuvre):
         notes = self._notes(seen, model)
         if is_silent(update.tensors):
             return Isolated(update, 0, None, 0.0, "no picture answered: nothing reached the model")
-        gate, head = _gate_of(seen), read_head(seen, model)
+        gate, head = gate_of(seen), read_head(seen, model)
         if gate is None and (gentle := self._too_gentle(seen, model, target)):
             return Isolated(seen.update, seen.pictures, None, None, gentle)
         if gate is None:
-            count, words = self._count_class(seen, model, head, target)
+            count, words = count_class(seen, model, head, target)
         else:
-            count, words = self._count_gate(seen, gate, head)
+            count, words = count_gate(seen, gate, head)
         if count is None:
             remain, words = 1, f"{words}; taken as one"
         else:  # what passes a gate is a fraction of one picture, or more than one
-            remain = round(count) if gate is None else max(1, math.ceil(count - (_ONE - 1)))
+            remain = round(count) if gate is None else max(1, math.ceil(count - (ONE - 1)))
             remain = min(max(0, remain), seen.pictures)
         if remain == 0 and head is not None and not head.known:
             remain, words = (
@@ -310,66 +310,6 @@ class Fishing(Manoeuvre):
             return f"too gentle to isolate: others are taken for class {target} ({taken:.2g})"
         return None
 
-    def _count_class(
-        self, seen: Sighting, model: nn.Module, head: HeadReading | None, target: int
-    ) -> tuple[float | None, str]:
-        if head is None:
-            width = model.get_parameter(head_names(model)[0]).shape[1]
-            count = sent_back(seen, model, _row_of(seen.about, width))
-            how = "by the layer before the head, which was not uploaded"
-            if count is None:
-                return (
-                    None,
-                    "how many answered is not known: the head was not uploaded",
-                )
-        else:
-            count, how = count_unpredicted(seen, head, target), "by the head's bias"
-            if count is None:
-                return (
-                    None,
-                    "how many answered is not known: the update's size is not",
-                )
-        fewest, most = answers(count, answer_weights(seen))
-        if fewest != most:
-            many = f"{fewest} to {most}" if fewest < most else "not known how many"
-            words = f"{many} pictures of class {target} answered, {how}"
-            return None, f"{words}: steps and batches do not all count alike"
-        answered, steps = fewest, seen.public.local_steps or 1
-        count = float(answered)
-        if answered > 1 and steps > 1 and seen.update.kind is Upload.DELTA:
-            words = f"class {target} answered {answered} times in {steps} steps: several pictures"
-            return count, f"{words}, or fewer that were taken again, {how}"
-        if answered == 1:
-            return count, f"one picture of class {target} answered, {how}"
-        return count, f"{answered} pictures of class {target} answered, mixed, {how}"
-
-    def _count_gate(
-        self, seen: Sighting, gate: Gate, head: HeadReading | None
-    ) -> tuple[float | None, str]:
-        if head is None:
-            return (
-                None,
-                "how many passed the gate is not known: the head was not uploaded",
-            )
-        if not head.known:
-            return (
-                None,
-                "how many passed the gate is not known: the update's size is not",
-            )
-        if others := count_others(seen, head, int(seen.about["target"])):
-            words = f"mixed: {others} pictures of other classes are beyond a gate"
-            return float(min(others + 1, seen.pictures)), words
-        passed = _passed(seen, gate, head)
-        if passed.count is None or passed.count <= 0:
-            return (
-                None,
-                "how many passed the gate is not known: too little came through",
-            )
-        share = f"{passed.total:.2g} of a picture came through"
-        if passed.count <= _ONE:
-            return passed.count, f"one picture passed the gate (count {passed.count:.3f}; {share})"
-        return passed.count, f"mixed: {passed.count:.1f} pictures passed the gate ({share})"
-
     def _notes(self, seen: Sighting, model: nn.Module) -> list[str]:
         notes = []
         if self.strength < 1:
@@ -397,19 +337,3 @@ def _seed(brief: Brief, purpose: str) -> int:
 
 def _width(brief: Brief) -> int:
     return int(brief.weights[_head(brief)[0]].shape[1])
-
-
-def _row_of(about: Mapping[str, Any], width: int) -> Tensor:
-    """The target's row, (D,), which every client of a cohort is read by, whatever it received."""
-    direction = torch.randn(width, generator=torch.Generator().manual_seed(about["seed"]))
-    return about["row"] * direction / direction.norm()
-
-
-def _gate_of(seen: Sighting) -> Gate | None:
-    gate = seen.about.get("gate")
-    return None if gate is None else Gate(**gate)
-
-
-def _passed(seen: Sighting, gate: Gate, head: HeadReading) -> Passed:
-    target = int(seen.about["target"])
-    return read_gate(gate, head.weight, head.bias, target, seen.pictures)
