@@ -26,10 +26,14 @@ test: $(STAMP) lint
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
-# The papers' tables again, resumable: make papers CIFAR10=PATH (hours on two cores).
+# The papers' tables again, resumable: make papers CIFAR10=PATH FACES=olivettifaces.mat (hours on two
+# cores; JOBS=2 runs two tables at a time).
 CIFAR10 ?=
+FACES ?=
+JOBS ?= 1
 papers: $(STAMP)
-	$(BIN)/python -m experiments.papers -o runs/papers --cifar10 "$(CIFAR10)"
+	$(BIN)/python -m experiments.papers -o runs/papers --jobs $(JOBS) \
+	    $(if $(CIFAR10),--cifar10 "$(CIFAR10)") $(if $(FACES),--faces "$(FACES)")
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

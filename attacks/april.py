@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import nn
+
 from fedsim.attacks.matching import (
     PRESET,
     Count,
@@ -27,6 +29,7 @@ from fedsim.attacks.matching import (
 )
 from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.errors import AttackError
+from fedsim.core.observation import Public
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,11 @@ class April(PresetParameters, MatchingAttack):
     schedule: ScheduleName = "constant"
     alpha: Weight = 1.0
     tv: Weight = 0.0
+
+    def check_model(self, model: nn.Module, public: Public) -> None:
+        super().check_model(model, public)
+        if transformer_parts(model, "april").position is None:
+            raise AttackError("april needs a learnable position embedding; there is none.")
 
     def objective(self, problem: Problem) -> Objective:
         position = transformer_parts(problem.model, "april").position

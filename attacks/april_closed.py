@@ -21,26 +21,22 @@ from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
-from fedsim.core.models import PlainBlock
+from fedsim.core.models import PlainBlock, VitParts
+from fedsim.core.observation import Public
 
 
 @dataclass(frozen=True)
 class AprilClosed(ClosedForm):
     """Solves in float64; gradients in float32 cost it most of its exactness."""
 
+    def check_model(self, model: nn.Module, public: Public) -> None:
+        _parts(model)
+
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
-        parts = transformer_parts(model, "april_closed")
-        block = model.get_submodule(parts.blocks[0]) if parts.blocks else nn.Identity()
-        if not isinstance(block, PlainBlock):
-            raise AttackError(
-                "april_closed needs a first block without norm and skips (model.options: "
-                "{plain_first_block: true}); its theorem does not hold for this one."
-            )
+        parts, position = _parts(model)
         qkv = f"{parts.blocks[0]}.attn.qkv.weight"
-        if parts.position is None:
-            raise AttackError("april_closed needs a learnable position embedding; there is none.")
         update = view.update.tensors
-        gradient, d_qkv = uploaded(update, (parts.position, qkv), "april_closed")
+        gradient, d_qkv = uploaded(update, (position, qkv), "april_closed")
         weights = {n: p.detach().double() for n, p in model.named_parameters()}
         gradient = gradient.reshape(-1, gradient.shape[-1])  # G, (T, D)
         product = weights[qkv].T @ d_qkv  # (D, D)
@@ -68,3 +64,17 @@ class AprilClosed(ClosedForm):
             embedded = embedded - weights[parts.patch_bias]
         patches = embedded @ torch.linalg.pinv(projection).T
         return Solved(fold_patches(patches, parts), solution.residual, notes)
+
+
+def _parts(model: nn.Module) -> tuple[VitParts, str]:
+    """The parts of a model for which the theorem holds, and the name of its positions."""
+    parts = transformer_parts(model, "april_closed")
+    block = model.get_submodule(parts.blocks[0]) if parts.blocks else nn.Identity()
+    if not isinstance(block, PlainBlock):
+        raise AttackError(
+            "april_closed needs a first block without norm and skips (model.options: "
+            "{plain_first_block: true}); its theorem does not hold for this one."
+        )
+    if parts.position is None:
+        raise AttackError("april_closed needs a learnable position embedding; there is none.")
+    return parts, parts.position

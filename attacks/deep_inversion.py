@@ -87,9 +87,12 @@ class DeepInversion(PresetParameters, MatchingAttack):
     def features(self, problem: Problem) -> FeaturePrior | None:
         return batchnorm_prior(problem, self.batchnorm, self.bn, self.bn_first)
 
-    def task(self, view: View, device: torch.device) -> Task:
+    def refuse_labels(self) -> None:
         if self.labels == "joint":
             raise AttackError("deep_inversion makes pictures of given labels; recover them.")
+
+    def task(self, view: View, device: torch.device) -> Task:
+        self.refuse_labels()
         problem = self.problem(view, device)
         labels = self.find_labels(problem, self.seeds)
         problem.labels = labels[0]

@@ -25,6 +25,7 @@ from fedsim.attacks.matching import (
     PRESET,
     Count,
     FeaturePrior,
+    GroupConsistency,
     Latents,
     MatchingAttack,
     Objective,
@@ -45,7 +46,6 @@ from fedsim.attacks.matching import (
 )
 from fedsim.attacks.matching.batchnorm import BatchNormName, batchnorm_prior
 from fedsim.core.errors import AttackError, ModelError
-from fedsim.core.knowledge import View
 from fedsim.core.observation import checksum
 from fedsim.core.spec import Spec
 
@@ -60,7 +60,8 @@ class Gias(PresetParameters, MatchingAttack):
     fresh one of ``architecture`` and ``options``; by default the trained one, but for space w.
     ``lr``, ``lr_z``, ``lr_w``: step sizes of pixels, latents and weights. ``latent`` pulls latents
     to the middle. ``grey``: plain pixels with one channel, so that a grey generator is not compared
-    with a search in colour. ``preset`` paper: the authors' 1,500 steps on z and 5,000 on w.
+    with a search in colour. ``group`` holds the starts to their mean (the lazy consensus, as the
+    authors' x + BN has it). ``preset`` paper: the authors' 1,500 steps on z and 5,000 on w.
     """
 
     uses: ClassVar[frozenset[str]] = MatchingAttack.uses | {"batch_statistics"}
@@ -81,6 +82,7 @@ class Gias(PresetParameters, MatchingAttack):
     tv: Weight = 1e-4
     latent: Weight = 0.0
     bn: Weight = 0.0
+    group: Weight = 0.0
     batchnorm: BatchNormName = "auto"
     trained: bool | None = None
     architecture: str = "dcgan"
@@ -97,12 +99,11 @@ class Gias(PresetParameters, MatchingAttack):
             return False
         return self.trained if self.trained is not None else self.space != "w"
 
-    def task(self, view: View, device: torch.device) -> Task:
+    def refuse_labels(self) -> None:
         if self.labels == "joint":
             raise AttackError(
                 "labels: joint belongs to pixels alone; a search through a generator reads them."
             )
-        return super().task(view, device)
 
     def check_spec(self, spec: Spec) -> None:
         """Find out before any round runs whether a fresh generator can be made."""
@@ -113,7 +114,10 @@ class Gias(PresetParameters, MatchingAttack):
         return objective_of(self.cost)
 
     def terms(self, problem: Problem) -> list[Term]:
-        return [Term("tv", self.tv, total_variation)]
+        return [
+            Term("tv", self.tv, total_variation),
+            Term("group", self.group, GroupConsistency(labels=problem.labels)),
+        ]
 
     def features(self, problem: Problem) -> FeaturePrior | None:
         return batchnorm_prior(problem, self.batchnorm, self.bn)

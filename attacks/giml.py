@@ -91,6 +91,7 @@ class Giml(Gias):
     def learner(self) -> str:
         """Attacks that learn alike share one memory, whatever they search afterwards."""
         attacking = {"steps", "refine", "space", "seeds", "lr", "lr_w", "lr_z", "after", "schedule"}
+        attacking |= {"group"}
         names = [f.name for f in fields(self) if f.name not in attacking]
         learning = {name: repr(getattr(self, name)) for name in names}
         digest = hashlib.sha256(json.dumps(learning, sort_keys=True).encode()).hexdigest()[:8]

@@ -31,7 +31,8 @@ from fedsim.attacks.matching import (
     objective_of,
     total_variation_of,
 )
-from fedsim.attacks.transformers import transformer_parts
+from fedsim.core.errors import ModelError
+from fedsim.core.models import vit_parts
 from fedsim.core.natural import natural_pictures
 
 _NATURAL = 64  # pictures of the attacker's own that are looked at
@@ -90,10 +91,9 @@ class GradVit(PresetParameters, MatchingAttack):
         return ((0.0, self.matching), (0.5, self.matching / 2))  # Eq. 5
 
     def terms(self, problem: Problem) -> list[Term]:
-        parts = transformer_parts(problem.model, "gradvit")
         every = self.register_every / self.steps
         terms = [
-            Term("patch", self.patch, PatchPrior(parts.patch_size, mean=self.preset == "cpu")),
+            *self._borders(problem),
             Term(
                 "group",
                 self.group,
@@ -107,6 +107,16 @@ class GradVit(PresetParameters, MatchingAttack):
             since = 0.5 if self.scheduled else 0.0  # Eq. 6
             terms.append(Term("image", self.image, network, since=since))
         return terms
+
+    def _borders(self, problem: Problem) -> list[Term]:
+        """The prior on the borders of patches; a network without patches has none."""
+        try:
+            parts = vit_parts(problem.model)
+        except ModelError:
+            problem.notes.append("no patch prior: this network has no patches")
+            return []
+        prior = PatchPrior(parts.patch_size, mean=self.preset == "cpu")
+        return [Term("patch", self.patch, prior)]
 
     def _network(self, problem: Problem) -> PriorNetwork | None:
         if not self.prior_network:

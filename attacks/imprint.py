@@ -30,6 +30,7 @@ from fedsim.core.epochs import samples_of_epoch
 from fedsim.core.errors import AttackError, NotGranted
 from fedsim.core.knowledge import View
 from fedsim.core.models import VitParts
+from fedsim.core.observation import Public
 from fedsim.core.spec import Upload
 
 _SAME = 0.06  # the distance of two signatures of one picture; those of two are about 1.5 apart
@@ -54,6 +55,9 @@ class Imprint(Attack):
     @property
     def uses(self) -> frozenset[str]:
         return frozenset({"local_steps", "traffic"})
+
+    def check_model(self, model: nn.Module, public: Public) -> None:
+        transformer_parts(model, "imprint")
 
     def reconstruct(
         self, view: View, *, device: torch.device, progress: Progress

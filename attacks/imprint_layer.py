@@ -9,16 +9,18 @@ different directions does its brightness leave the bin, or its pixels the range 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.attacks.closed import uploaded
 from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.errors import AttackError
 from fedsim.core.imprinted import FIRST
 from fedsim.core.knowledge import View
+from fedsim.core.observation import Public
 
 _HEARD = 1e-4  # of the loudest bin: what is fainter is rounding
 _OUTSIDE = 0.02  # how far pixels in [0, 1] may lie outside, for rounding's sake
@@ -34,15 +36,14 @@ class ImprintLayer(Attack):
         shape = {"image_size", "normalisation", "batch_size"}
         return frozenset({"update", "weights", "tampering"} | shape)
 
+    def check_model(self, model: nn.Module, public: Public) -> None:
+        _refuse_plain(name for name, _ in model.named_parameters())
+
     def reconstruct(
         self, view: View, *, device: torch.device, progress: Progress
     ) -> Reconstruction:
         names = (f"{FIRST}.weight", f"{FIRST}.bias")
-        if names[0] not in view.weights:
-            raise AttackError(
-                "imprint_layer reads the layer that the manoeuvre imprint_layer adds, and this "
-                "model has none: set the manoeuvre of the federation to imprint_layer."
-            )
+        _refuse_plain(view.weights)
         rows, shares = uploaded(view.update.tensors, names, "imprint_layer")
         edges = -view.weights[names[1]].double()
         mean, std = (torch.tensor(c, dtype=torch.float64).view(3, 1, 1) for c in view.normalisation)
@@ -76,3 +77,11 @@ class ImprintLayer(Attack):
         )
         notes.append("a bin with several pictures shows their blend, and mostly does not tell")
         return Reconstruction(images=images[order].clamp(0, 1).float(), notes=notes)
+
+
+def _refuse_plain(parameters: Iterable[str]) -> None:
+    if f"{FIRST}.weight" not in parameters:
+        raise AttackError(
+            "imprint_layer reads the layer that the manoeuvre imprint_layer adds, and this "
+            "model has none: set the manoeuvre of the federation to imprint_layer."
+        )

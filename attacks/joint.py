@@ -31,9 +31,12 @@ class Joint(InvertingGradients):
     def needs(self) -> frozenset[str]:
         return super().needs | {"traffic"}
 
-    def task(self, view: View, device: torch.device) -> Task:
+    def refuse_labels(self) -> None:
         if self.labels == "joint":
             raise AttackError("joint inversion tells images apart by their labels; recover them.")
+
+    def task(self, view: View, device: torch.device) -> Task:
+        self.refuse_labels()
         traffic = view.traffic
         before = [at for at in traffic.addresses if at[1] == view.client and at[0] < view.round]
         wanted = len(before) if self.rounds is None else self.rounds - 1

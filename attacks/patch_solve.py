@@ -38,6 +38,7 @@ from fedsim.core.epochs import samples_of_epoch, steps_of_round
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.models import VitParts
+from fedsim.core.observation import Public
 from fedsim.core.spec import Upload
 
 
@@ -58,6 +59,9 @@ class PatchSolve(ClosedForm):
     ridge: Annotated[float, Field(ge=0)] | None = None
     snap: bool = True
     adaptive: bool = True
+
+    def check_model(self, model: nn.Module, public: Public) -> None:
+        _position(transformer_parts(model, "patch_solve"))
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         parts = transformer_parts(model, "patch_solve")
@@ -101,13 +105,18 @@ class PatchSolve(ClosedForm):
 
     def _system(self, update: dict[str, Tensor], parts: VitParts) -> tuple[Tensor, Tensor]:
         """G, (N, D), and dW, (D, P)."""
-        if parts.position is None:
-            raise AttackError("patch_solve needs a learnable position embedding; there is none.")
-        position, weight = uploaded(update, (parts.position, parts.patch_weight), "patch_solve")
+        names = (_position(parts), parts.patch_weight)
+        position, weight = uploaded(update, names, "patch_solve")
         tokens = position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
         if not float(tokens.abs().max()) > 0:
             raise AttackError("the position embedding's gradient is zero: nothing to solve.")
         return tokens, weight.flatten(1)
+
+
+def _position(parts: VitParts) -> str:
+    if parts.position is None:
+        raise AttackError("patch_solve needs a learnable position embedding; there is none.")
+    return parts.position
 
 
 _SNAP_BELOW = 0.05  # of a grid step; numbers at random lie 0.25 away on average

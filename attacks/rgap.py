@@ -30,6 +30,7 @@ from fedsim.attacks.labels import labels_left, recover_labels
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
+from fedsim.core.observation import Public
 from fedsim.core.spec import Upload
 
 LARGEST = 500_000_000  # numbers in one layer's system: 4 GB
@@ -93,10 +94,15 @@ class RGap(ClosedForm):
     def needs(self) -> frozenset[str]:
         return super().needs | ({"generator"} if self.generator != "none" else frozenset())
 
+    def check_model(self, model: nn.Module, public: Public) -> None:
+        _refuse_deltas(public.protocol.upload)
+        layers = chain(model)
+        if any(getattr(layer.module, "groups", 1) != 1 for layer in layers):
+            raise AttackError(_GROUPED)
+
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         update, side = view.update, view.image_size
-        if update.kind is not Upload.GRADIENT:
-            raise AttackError("rgap works on one gradient, not on a weight delta.")
+        _refuse_deltas(update.kind)
         names = list(update.tensors)
         gradients = dict(zip(names, uploaded(update.tensors, names, "rgap"), strict=True))
         notes = []
@@ -177,6 +183,14 @@ class Filler:
             misfit.sum().backward(inputs=[latents])
             optimizer.step()
         return best
+
+
+_GROUPED = "rgap does not invert grouped convolutions."
+
+
+def _refuse_deltas(kind: Upload) -> None:
+    if kind is not Upload.GRADIENT:
+        raise AttackError("rgap works on one gradient, not on a weight delta.")
 
 
 def chain(model: nn.Module) -> list[Layer]:
@@ -335,7 +349,7 @@ def _matrices(
         return weight, backward
     assert isinstance(module, nn.Conv2d)
     if module.groups != 1:
-        raise AttackError("rgap does not invert grouped convolutions.")
+        raise AttackError(_GROUPED)
     options: dict[str, Any] = {
         "kernel_size": module.kernel_size,
         "dilation": module.dilation,

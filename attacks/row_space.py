@@ -25,11 +25,17 @@ from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.models import VitParts
+from fedsim.core.observation import Public
 
 
 @dataclass(frozen=True)
 class RowSpace(ClosedForm):
     """Solves in float64, from gradients of any precision."""
+
+    def check_model(self, model: nn.Module, public: Public) -> None:
+        parts = transformer_parts(model, "row_space")
+        _positions(model, parts)
+        _first_block(model, parts)
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         parts = transformer_parts(model, "row_space")

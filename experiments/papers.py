@@ -1,21 +1,27 @@
 """The papers' tables again, unattended: every audit that is missing, then one page of tables.
 
-    python -m experiments.papers -o DIR --cifar10 CIFAR10 [--only WORD ...] [--paper] [--list]
+    python -m experiments.papers -o DIR --cifar10 CIFAR10 --faces olivettifaces.mat
+        [--only WORD ...] [--jobs N] [--paper] [--list]
 
-What is done is not done again: the same command goes on after anything that stopped it. ``--paper``
-takes the papers' own budgets (`preset: paper`, for a GPU). Each table is an audit of one spec under
-`experiments/`; its page is DIR/TABLES.md, with the time that each took.
+What is done is not done again: the same command goes on after anything that stopped it. ``--jobs``
+runs so many tables at a time, each with its share of the processor. ``--paper`` takes the papers'
+own budgets (`preset: paper`, for a GPU). Each table is an audit of one spec under `experiments/`;
+its page is DIR/TABLES.md, with the time that each took.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from experiments.table import lines_of
 from fedsim.core.run import Run
@@ -23,6 +29,9 @@ from fedsim.core.spec import load_spec
 
 HERE = Path(__file__).parent
 TIMES = "seconds.json"
+Source = Literal["cifar10", "faces"]
+# Trained on people whom nobody attacks (experiments/data/olivetti.py).
+GENERATOR = ("--data", "imagefolder", "--steps", "1000", "channels=1", "width=24")
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class Table:
     spec: str
     overrides: tuple[str, ...] = ()
     against: str = "prior_only"
+    data: Source = "cifar10"
 
 
 def batch_sizes(spec: str, stem: str, sizes: tuple[int, ...]) -> list[Table]:
@@ -45,21 +55,47 @@ def batch_sizes(spec: str, stem: str, sizes: tuple[int, ...]) -> list[Table]:
 TABLES = [
     Table("gradvit-1-vit", "tables/vit.yaml"),
     Table("gradvit-1-resnet", "tables/resnet.yaml"),
-    Table("gradvit-2-terms", "tables/vit_terms.yaml"),
+    Table("gradvit-2-terms", "tables/vit_terms.yaml", against="matching and TV"),
     Table("gradvit-4-5-layers", "tables/vit_layers.yaml", against="all layers"),
+    *batch_sizes("tables/vit_batch.yaml", "gradvit", (1, 2, 4, 8)),
     Table("gradinversion-2-terms", "tables/resnet_terms.yaml", against="matching alone"),
     *batch_sizes("tables/resnet_batch.yaml", "gradinversion", (1, 2, 4, 8)),
+    Table("april-1-a", "tables/april_a.yaml", against="dlg"),
+    Table("april-1-b", "tables/april_b.yaml", against="dlg"),
+    Table("april-4-frozen", "tables/april_frozen.yaml", against="dlg"),
+    Table("gias-1", "gias/table1.yaml", against="x", data="faces"),
 ]
 
 
-def run_table(table: Table, root: Path, overrides: list[str]) -> float:
-    """The audit of one table in a process of its own, gone on with where it stopped; seconds."""
+def run_fedsim(*words: str, jobs: int = 1) -> None:
+    """One command of fedsim in a process of its own, with its share of the processor."""
+    share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    command = [sys.executable, "-m", "fedsim.cli", *words]
+    subprocess.run(command, check=True, cwd=HERE.parent, env=os.environ | share)
+
+
+def run_table(table: Table, root: Path, overrides: Sequence[str], jobs: int = 1) -> float:
+    """The audit of one table, gone on with where it stopped; seconds."""
     began = time.perf_counter()
     what = [str(HERE / table.spec), *table.overrides, *overrides, "-o", str(root)]
     if (root / "run.json").is_file():  # begun: its spec is in there
         what = ["--resume", str(root)]
-    subprocess.run([sys.executable, "-m", "fedsim.cli", "audit", *what], check=True)
+    run_fedsim("audit", *what, jobs=jobs)
     return time.perf_counter() - began
+
+
+def prepare(source: Source, path: Path, root: Path) -> list[str]:
+    """What a data set needs before its tables, made once; the overrides that name it."""
+    if source == "cifar10":
+        return [f"data.path={path}"]
+    faces, generator = root / "faces", root / "faces.safetensors"
+    if not (faces / "victims").is_dir():
+        script = str(HERE / "data" / "olivetti.py")
+        subprocess.run([sys.executable, script, str(path), "-o", str(faces)], check=True)
+    if not generator.is_file():
+        trained = ("--path", str(faces / "train"), "-o", str(generator))
+        run_fedsim("generator", "train", *trained, *GENERATOR)
+    return [f"data.path={faces / 'victims'}", f"threat.generator.checkpoint={generator}"]
 
 
 def at_paper_budget(spec: Path) -> str:
@@ -86,11 +122,46 @@ def page(root: Path, seconds: dict[str, float]) -> str:
     return "\n".join(parts)
 
 
+def missing(chosen: Sequence[Table], root: Path) -> list[Table]:
+    return [table for table in chosen if not (root / table.name / "scores.csv").is_file()]
+
+
+def run_missing(
+    chosen: Sequence[Table], root: Path, given: dict[Source, list[str]], *, paper: bool, jobs: int
+) -> None:
+    """Every table that is not there yet; the page grows with each."""
+    log = root / TIMES
+    seconds = json.loads(log.read_text()) if log.is_file() else {}
+    todo = missing(chosen, root)
+
+    def run(table: Table) -> float:
+        overrides = list(given[table.data])
+        if paper:
+            overrides.append(at_paper_budget(HERE / table.spec))
+        return run_table(table, root / table.name, overrides, jobs)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(run, table): table for table in todo}
+        for done, future in enumerate(as_completed(waiting), start=1):
+            name = waiting[future].name
+            try:
+                seconds[name] = seconds.get(name, 0) + future.result()
+            except subprocess.CalledProcessError as error:  # it has said why; the others go on
+                print(f"{done} of {len(todo)}: {name} ended with {error.returncode}", flush=True)
+                continue
+            log.write_text(json.dumps(seconds))
+            (root / "TABLES.md").write_text(page(root, seconds))
+            print(f"{done} of {len(todo)}: {name}, {seconds[name] / 60:.0f} minutes", flush=True)
+    (root / "TABLES.md").write_text(page(root, seconds))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--cifar10", help="CIFAR-10: a tree, its batches or its zips")
+    parser.add_argument("--cifar10", type=Path, help="CIFAR-10: a tree, its batches or its zips")
+    parser.add_argument("--faces", type=Path, help="olivettifaces.mat: 400 faces of 64 x 64")
     parser.add_argument("--only", nargs="*", default=[], help="tables whose name has one of these")
+    parser.add_argument("--jobs", type=int, default=1, help="tables at a time")
     parser.add_argument("--paper", action="store_true", help="the papers' own budgets, for a GPU")
     parser.add_argument("--list", action="store_true", help="name the tables and end")
     asked = parser.parse_args()
@@ -98,24 +169,18 @@ def main() -> None:
     if asked.list:
         print("\n".join(f"{table.name}: experiments/{table.spec}" for table in chosen))
         return
-    if not asked.cifar10:
-        parser.error("the tables need CIFAR-10: --cifar10 PATH")
-    asked.output.mkdir(parents=True, exist_ok=True)
-    log = asked.output / TIMES
-    seconds = json.loads(log.read_text()) if log.is_file() else {}
-    for number, table in enumerate(chosen, start=1):
-        root = asked.output / table.name
-        if (root / "scores.csv").is_file():
-            continue
-        print(f"\n{number} of {len(chosen)}: {table.name}", flush=True)
-        overrides = [f"data.path={asked.cifar10}"]
-        if asked.paper:
-            overrides.append(at_paper_budget(HERE / table.spec))
-        seconds[table.name] = seconds.get(table.name, 0) + run_table(table, root, overrides)
-        log.write_text(json.dumps(seconds))
-        (asked.output / "TABLES.md").write_text(page(asked.output, seconds))
-    (asked.output / "TABLES.md").write_text(page(asked.output, seconds))
-    print(asked.output / "TABLES.md")
+    root = asked.output.absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    paths: dict[Source, Path | None] = {"cifar10": asked.cifar10, "faces": asked.faces}
+    given: dict[Source, list[str]] = {}
+    for source in dict.fromkeys(table.data for table in missing(chosen, root)):
+        if (path := paths[source]) is None or not path.exists():
+            parser.error(f"these tables need --{source} PATH; choose others with --only")
+        given[source] = prepare(source, path.absolute(), root)
+    run_missing(chosen, root, given, paper=asked.paper, jobs=asked.jobs)
+    print(root / "TABLES.md")
+    if left := missing(chosen, root):
+        sys.exit(f"not done: {', '.join(table.name for table in left)}; run it again to go on.")
 
 
 if __name__ == "__main__":

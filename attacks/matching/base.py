@@ -12,10 +12,12 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import torch
+from torch import nn
 
 from fedsim.attacks.matching.budget import BudgetParameters
 from fedsim.attacks.matching.derivatives import DerivativeParameters
 from fedsim.attacks.matching.label_rule import LabelParameters
+from fedsim.attacks.matching.matcher import refuse_way
 from fedsim.attacks.matching.objectives import Objective
 from fedsim.attacks.matching.priors import FeaturePrior, Term
 from fedsim.attacks.matching.problem import ClientParameters, Problem
@@ -24,6 +26,7 @@ from fedsim.attacks.matching.start import StartParameters
 from fedsim.attacks.matching.target import TargetParameters
 from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.knowledge import View
+from fedsim.core.observation import Public
 
 # In the order of the notebooks that searches under way have written.
 SHARED_PARAMETERS = (
@@ -61,6 +64,14 @@ class MatchingAttack(
     def objective(self, problem: Problem) -> Objective:
         """How a gradient is compared with the one observed."""
 
+    def check_model(self, model: nn.Module, public: Public) -> None:
+        self.refuse_labels()
+        if self.engine != "auto":
+            refuse_way(self.engine, self.precision)
+
+    def refuse_labels(self) -> None:
+        """Raise for a way to labels that this search has not."""
+
     def terms(self, problem: Problem) -> list[Term]:
         """Priors on the images."""
         return []
@@ -93,6 +104,7 @@ class MatchingAttack(
 
     def task(self, view: View, device: torch.device) -> Task:
         """What is to be matched, with which labels, and by which matcher."""
+        self.refuse_labels()
         problem = self.problem(view, device)
         objective, features = self.objective(problem), self.features(problem)
         target = self.target(problem, objective, self.dtype)

@@ -50,6 +50,15 @@ class Match:
     labels: Tensor | None  # (S, B, C) where the labels are soft
 
 
+def refuse_way(way: Way, precision: Precision) -> None:
+    """Raise where numbers are too coarse for a way to the derivative."""
+    if precision in ("bfloat16", "float16") and way == "first_order":
+        raise AttackError(
+            f"first_order is a difference in float32 and would be lost in {precision}; "
+            f"use engine: double for mixed precision."
+        )
+
+
 @dataclass
 class Matcher(ABC):
     """What all matchers share: the model without randomness, the layers to match, the way."""
@@ -74,11 +83,7 @@ class Matcher(ABC):
         as_matrix(self.model)
         if self.precision == "float64":
             self.model.double()
-        if self.precision in ("bfloat16", "float16") and self.way == "first_order":
-            raise AttackError(
-                f"first_order is a difference in float32 and would be lost in {self.precision}; "
-                f"use engine: double for mixed precision."
-            )
+        refuse_way(self.way, self.precision)
         if self.compiled and self.way == "double":
             raise AttackError("compiled graphs have no second derivative; use engine: first_order.")
         if self.compiled and self.features is not None:

@@ -239,7 +239,8 @@ def _opened(spec: Spec, root: str | Path) -> Iterator[tuple[Plan, Run]]:
     Run(root).refuse_other(spec)  # before the slow checks
     refuse_other_code(Run(root), spec)
     refuse_silence(spec.engine)
-    plan = prepare(spec, Run(root).classes)
+    begun = Run(root).classes
+    plan = prepare(spec, begun, willing=begun is not None)
     with Run(root).locked():
         run = Run.create(root, spec)
         mend(run, spec, plan.public.num_classes)

@@ -57,7 +57,7 @@ def conduct(
     root = Path(root)
     cells = list(bench.cells())
     for cell in cells:
-        prepare(bench.attacked(cell))
+        prepare(bench.attacked(cell), willing=True)
     _claim(root, bench)
     done: dict[Cell, Measured] = {}
     progress(0, len(cells), "starting")

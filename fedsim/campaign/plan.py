@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.attacks import create_attack
 from fedsim.attacks.generators import generator_metadata, load_generator, takes_labels
@@ -17,7 +17,7 @@ from fedsim.campaign.surrogate import check_surrogate, find_surrogate, same_data
 from fedsim.clients import check_shards, images_of
 from fedsim.core.attack import BASELINE, lessons_needed, needs_of, reads_traffic, traits_of
 from fedsim.core.device import resolve_device
-from fedsim.core.errors import NotGranted, SpecError
+from fedsim.core.errors import AttackError, ModelError, NotGranted, SpecError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by, refuse_unplayed
 from fedsim.core.manoeuvre import Manoeuvre
 from fedsim.core.models import build_model
@@ -50,10 +50,12 @@ class Plan:
         return ActiveServer(manoeuvre, self.spec, self.public, surrogate)
 
 
-def prepare(spec: Spec, classes: int | None = None) -> Plan:
+def prepare(spec: Spec, classes: int | None = None, *, willing: bool = False) -> Plan:
     """Find every mistake that can be found before a round runs.
 
     Given the number of ``classes``, the data set is not opened: the clients have it, each a part.
+    With ``willing``, attacks that cannot work on this model are let in, each to decline when it is
+    asked: where several models share a table, or rounds that are done are looked at again.
     """
     refuse_unplayed(spec.threat, spec.server)
     _check_manoeuvre(spec)
@@ -80,6 +82,9 @@ def prepare(spec: Spec, classes: int | None = None) -> Plan:
     if (manoeuvre := manoeuvre_of(spec)) is not None:
         with sealed():
             manoeuvre.check_model(model, public)
+    if not willing:
+        for _, component in labelled_attacks(spec):
+            _check_model(component, model, public)
     return Plan(spec, public, initial)
 
 
@@ -335,6 +340,16 @@ def _check_generator(spec: Spec, classes: int) -> None:
         raise SpecError(
             "threat.generator was trained on the clients' own data; train it on other data."
         )
+
+
+def _check_model(component: Component, model: nn.Module, public: Public) -> None:
+    """Raise what the attack itself says of a model or a protocol that it cannot work on."""
+    attack = create_attack(component.name, **component.params)
+    try:
+        with sealed():
+            attack.check_model(model, public)
+    except (AttackError, ModelError) as error:
+        raise SpecError(f"the attack '{component.short_name}' cannot work here: {error}") from error
 
 
 def _check_attack(component: Component, spec: Spec) -> None:

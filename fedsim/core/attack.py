@@ -10,11 +10,12 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from pydantic import BaseModel, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.core.errors import DamagedError, RunError
 from fedsim.core.files import read_tensors, save_tensors, write_json
 from fedsim.core.knowledge import Traffic, View
+from fedsim.core.observation import Public
 from fedsim.core.seal import sealed
 from fedsim.core.spec import BASELINE as BASELINE
 from fedsim.core.spec import Spec
@@ -134,6 +135,10 @@ class Attack(Protocol):
         """Refuse, before any round runs, a spec with which it cannot work."""
         return
 
+    def check_model(self, model: nn.Module, public: Public) -> None:
+        """Refuse, before any round runs, a model or a protocol on which it cannot work."""
+        return
+
     def reconstruct(
         self, view: View, *, device: torch.device, progress: Progress
     ) -> Reconstruction: ...
@@ -141,7 +146,7 @@ class Attack(Protocol):
 
 def complete(kind: type) -> None:
     """Give an author's class what it may leave out of `Attack`."""
-    for name in ("uses", "check_spec"):
+    for name in ("uses", "check_spec", "check_model"):
         if not hasattr(kind, name):
             setattr(kind, name, getattr(Attack, name))
 
