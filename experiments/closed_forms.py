@@ -57,6 +57,7 @@ STEPS = TrainSpec(upload=Upload.DELTA, local_steps=5, lr=0.01)
 HARD = TrainSpec(
     upload=Upload.DELTA, local_steps=5, lr=0.01, momentum=0.9, clip=1.0, weight_decay=0.05
 )
+RESNET = ModelSpec(name="resnet18")
 SMALL, TINY, P8 = vit("vit_small_patch16_224"), vit(), vit(patch_size=8)
 PLAIN = vit(patch_size=4, depth=6, plain_first_block=True)
 CASES = [
@@ -124,14 +125,18 @@ def closed_forms(data: DataSpec, count: int) -> None:
 
 
 def label_rules(data: DataSpec, trials: int = 8) -> None:
-    """Shares of labels recovered on an untrained ViT, distinct at batch 32 and repeated at 16."""
+    """Shares of labels recovered by untrained models: distinct ones of 100 classes, and repeated
+    ones of 10. A ResNet's features are not negative, a ViT's are signed."""
     pictures = load_images(data.model_copy(update={"image_size": 32}), "train")
     print("\n| labels | sum rule | min rule | bias |\n|---|---|---|---|")
-    for words, classes, size in (
-        ("batch 32, distinct, 100 classes", 100, 32),
-        ("batch 16, repeated, 10 classes", 10, 16),
+    small = vit(patch_size=4, depth=6)
+    distinct = [(f"ResNet-18, batch {n}, distinct", RESNET, 100, n) for n in (1, 8, 32, 64, 96)]
+    for words, network, classes, size in (
+        *distinct,
+        ("ViT, batch 32, distinct", small, 100, 32),
+        ("ViT, batch 16, repeated", small, 10, 16),
     ):
-        model = build_model(vit(patch_size=4, depth=6), image_size=32, num_classes=classes, seed=0)
+        model = build_model(network, image_size=32, num_classes=classes, seed=0)
         shares: dict[str, list[float]] = {"sum": [], "min": [], "bias": []}
         for trial in range(trials):
             coin = torch.Generator().manual_seed(trial)

@@ -1,6 +1,6 @@
 """Attacks of finished audits against each other, batch by batch.
 
-    python experiments/compare.py RUN [--tune RUN] [--pair A B]... [--other RUN A B]...
+    python -m experiments.compare RUN [--tune RUN] [--pair A B]... [--other RUN A B]...
 
 Prints mean PSNR with its interval, for every attack; with ``--tune`` also its mean on the batches
 that parameters were chosen on, and which of the attacks that differ in ` tv ` alone wins there.
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from table import interval
 
+from experiments.table import interval
 from fedsim.core.metrics import psnr
 from fedsim.core.run import Run
 from fedsim.core.vault import Vault

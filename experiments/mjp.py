@@ -1,11 +1,14 @@
 """The masked jigsaw puzzle's own tables, on our own federations.
 
-    python experiments/mjp.py variants -o DIR [--seeds 3] [--only PREFIX]... [key=value]...
-    python experiments/mjp.py patches BENCH
+    python -m experiments.mjp variants -o DIR [--seeds 3] [--only PREFIX]... [key=value]...
+    python -m experiments.mjp cifar10 -o DIR --path CIFAR10 [--steps 2500] [--only PREFIX]...
+    python -m experiments.mjp patches BENCH
 
 ``variants`` trains every variant of the paper's Table 2 and the masking ratios of its Table 3, and
 prints accuracy, and Diff-norm and Consistency with half of the patches shuffled, each beside its
-difference from plain training with the same seed. ``patches`` splits what attacks made of each
+difference from plain training with the same seed. ``cifar10`` trains them without a federation, on
+all of CIFAR-10, where a ViT learns to use its positions, and adds what the positions hold; networks
+that are in DIR are not trained again. ``patches`` splits what attacks made of each
 picture of a finished bench (experiments/mjp.yaml) into patches that were shuffled and patches that
 stayed; the masks are drawn again from the clients' seeds, which the attacks never see.
 """
@@ -19,21 +22,36 @@ from pathlib import Path
 import pandas as pd
 import torch
 from rich.progress import track
-from table import interval
+from safetensors.torch import load_file
 from torch import Tensor
 
+from experiments.table import interval
+from experiments.training.cifar10 import (
+    CLASSES,
+    NETWORKS,
+    SIDE,
+    accuracy,
+    pictures,
+    save,
+    train,
+)
 from fedsim.audit.stages import federate
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.metrics import decibel
-from fedsim.core.models import vit_parts
+from fedsim.core.models import build_model, vit_parts
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, observation_path
 from fedsim.core.spec import Spec, load_spec
 from fedsim.core.vault import Vault
-from fedsim.defenses.applied import announced, declared
-from fedsim.defenses.mjp import puzzle_of
+from fedsim.defenses.applied import announced, declared, prepared
+from fedsim.defenses.mjp import coordinates, puzzle_of
 from fedsim.scoring.scores import load_pictures
-from fedsim.tools.positions import load_final_model, shuffling
+from fedsim.tools.positions import (
+    explained_variance,
+    load_final_model,
+    regression_error,
+    shuffling,
+)
 
 SHUFFLED = 0.5  # the share of patches at which Diff-norm and Consistency are measured
 FEDERATION = [
@@ -81,6 +99,45 @@ def train_variants(root: Path, seeds: int, overrides: list[str], only: list[str]
         about = {"variant": name, "seed": seed, "accuracy": 100 * accuracy}
         rows.append({**about, "diff-norm": apart, "consistency": 100 * same})
     return pd.DataFrame(rows)
+
+
+def trained_on_cifar10(
+    root: Path, path: str, steps: int, only: list[str]
+) -> Iterator[dict[str, float | str]]:
+    """A row per variant: accuracy, Diff-norm and Consistency at half of the patches, positions."""
+    chosen = {n: d for n, d in (VARIANTS | RATIOS).items() if not only or n.startswith(tuple(only))}
+    for name, defense in chosen.items():
+        spec = load_spec({"data": {"name": "cifar10", "path": path}}, [f"defenses=[{defense}]"])
+        defenses = declared(spec.defenses)
+        file = root / f"{name.partition(':')[0].replace(' ', '-')}.safetensors"
+        if not file.is_file():
+            model = train(
+                NETWORKS["vit4"], *pictures(path, "train"), steps=steps, defenses=defenses
+            )
+            save(model, file, {"variant": name, "steps": str(steps)})
+        model = build_model(NETWORKS["vit4"].model, image_size=SIDE, num_classes=CLASSES, seed=0)
+        model = prepared(model, defenses).eval()
+        model.load_state_dict(load_file(file))
+        parts = vit_parts(model)
+        apart, same, _ = shuffling(model, spec, parts, SHUFFLED, 1000)
+        assert parts.position is not None
+        rows = model.get_parameter(parts.position).detach()[0, parts.prefix_tokens :].double()
+        yield {
+            "variant": name,
+            "accuracy, %": 100 * accuracy(model, *pictures(path, "test")),
+            "diff-norm": apart,
+            "consistency, %": 100 * same,
+            "variance in 2 directions, %": 100 * float(explained_variance(rows)[:2].sum()),
+            "place read to, patches": regression_error(rows, coordinates(parts.grid).double()),
+        }
+
+
+def print_rows(rows: Iterator[dict[str, float | str]]) -> None:
+    for number, row in enumerate(rows):
+        if number == 0:
+            print(f"| {' | '.join(row)} |\n|{'---|' * len(row)}")
+        cells = [cell if isinstance(cell, str) else f"{cell:.2f}" for cell in row.values()]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def print_variants(table: pd.DataFrame) -> None:
@@ -161,10 +218,18 @@ def main() -> None:
     variants.add_argument("--seeds", type=int, default=3)
     variants.add_argument("--only", action="append", default=[], metavar="PREFIX")
     variants.add_argument("overrides", nargs="*")
+    alone = commands.add_parser("cifar10")
+    alone.add_argument("-o", "--output", type=Path, required=True)
+    alone.add_argument("--path", required=True)
+    alone.add_argument("--steps", type=int, default=2500)
+    alone.add_argument("--only", action="append", default=[], metavar="PREFIX")
     commands.add_parser("patches").add_argument("bench", type=Path)
     asked = parser.parse_args()
     if asked.command == "patches":
         print_patches(asked.bench)
+        return
+    if asked.command == "cifar10":
+        print_rows(trained_on_cifar10(asked.output, asked.path, asked.steps, asked.only))
         return
     print_variants(train_variants(asked.output, asked.seeds, asked.overrides, asked.only))
 

@@ -1,6 +1,6 @@
 """Does leakage fall from one strength to the next? With intervals, victim by victim.
 
-    python experiments/orderings.py BENCH
+    python -m experiments.orderings BENCH
 
 For every defense of a finished bench and every attack: mean PSNR at each strength, and its
 difference from the step before over the same victims (95 %, resampling victims). Of an attack that
@@ -13,8 +13,8 @@ import argparse
 from pathlib import Path
 
 import pandas as pd
-from table import interval
 
+from experiments.table import interval
 from fedsim.bench.cells import NAIVE, UNDEFENDED
 from fedsim.core.attack import BASELINE
 

@@ -29,7 +29,7 @@ from fedsim.core.spec import load_spec
 
 HERE = Path(__file__).parent
 TIMES = "seconds.json"
-Source = Literal["cifar10", "faces"]
+Source = Literal["cifar10", "faces", "largest", "random"]
 # Trained on people whom nobody attacks (experiments/data/olivetti.py).
 GENERATOR = ("--data", "imagefolder", "--steps", "1000", "channels=1", "width=24")
 
@@ -60,6 +60,20 @@ TABLES = [
     *batch_sizes("tables/vit_batch.yaml", "gradvit", (1, 2, 4, 8)),
     Table("gradinversion-2-terms", "tables/resnet_terms.yaml", against="matching alone"),
     *batch_sizes("tables/resnet_batch.yaml", "gradinversion", (1, 2, 4, 8)),
+    Table(
+        "gradinversion-3-untrained",
+        "tables/resnet_batch.yaml",
+        ("model.checkpoint=null", "name=untrained"),
+    ),
+    *(
+        Table(
+            f"gradinversion-8-{which}",
+            "tables/resnet_batch.yaml",
+            ("data.name=imagefolder", f"name={which}"),
+            data=which,
+        )
+        for which in ("largest", "random")
+    ),
     Table("april-1-a", "tables/april_a.yaml", against="dlg"),
     Table("april-1-b", "tables/april_b.yaml", against="dlg"),
     Table("april-4-frozen", "tables/april_frozen.yaml", against="dlg"),
@@ -88,6 +102,13 @@ def prepare(source: Source, path: Path, root: Path) -> list[str]:
     """What a data set needs before its tables, made once; the overrides that name it."""
     if source == "cifar10":
         return [f"data.path={path}"]
+    if source in ("largest", "random"):
+        trees = root / "vulnerable"
+        if not (trees / source).is_dir():
+            picking = ("pick", "--path", str(path), "-o", str(trees))
+            command = [sys.executable, "-m", "experiments.vulnerable", *picking]
+            subprocess.run(command, check=True, cwd=HERE.parent)
+        return [f"data.path={trees / source}"]
     faces, generator = root / "faces", root / "faces.safetensors"
     if not (faces / "victims").is_dir():
         script = str(HERE / "data" / "olivetti.py")
@@ -171,11 +192,12 @@ def main() -> None:
         return
     root = asked.output.absolute()
     root.mkdir(parents=True, exist_ok=True)
-    paths: dict[Source, Path | None] = {"cifar10": asked.cifar10, "faces": asked.faces}
     given: dict[Source, list[str]] = {}
     for source in dict.fromkeys(table.data for table in missing(chosen, root)):
-        if (path := paths[source]) is None or not path.exists():
-            parser.error(f"these tables need --{source} PATH; choose others with --only")
+        path = asked.faces if source == "faces" else asked.cifar10
+        if path is None or not path.exists():
+            option = "faces" if source == "faces" else "cifar10"
+            parser.error(f"these tables need --{option} PATH; choose others with --only")
         given[source] = prepare(source, path.absolute(), root)
     run_missing(chosen, root, given, paper=asked.paper, jobs=asked.jobs)
     print(root / "TABLES.md")

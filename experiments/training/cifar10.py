@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,8 +25,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.clients.data import load_images
+from fedsim.core.defense import Defense
 from fedsim.core.models import build_model
 from fedsim.core.spec import DataSpec, ModelSpec
+from fedsim.defenses.applied import prepared
 
 CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
 CLASSES, SIDE, BATCH = 10, 32, 64
@@ -46,7 +48,7 @@ class Network:
 VIT = "vit_tiny_patch16_224"
 NETWORKS = {
     "vit8": Network(ModelSpec(name=VIT, options={"patch_size": 8, "depth": 6})),
-    "vit4": Network(ModelSpec(name=VIT, options={"patch_size": 4, "depth": 4})),
+    "vit4": Network(ModelSpec(name=VIT, options={"patch_size": 4, "depth": 4, "embed_dim": 144})),
     "resnet": Network(
         ModelSpec(
             name="resnet18",
@@ -84,10 +86,12 @@ def normal(images: Tensor) -> Tensor:
 
 def train(
     network: Network, images: Tensor, labels: Tensor, *, steps: int, seed: int = 0,
-    tell: Callable[[int, float], None] = lambda step, loss: None,
+    defenses: Sequence[Defense] = (), tell: Callable[[int, float], None] = lambda step, loss: None,
 ) -> nn.Module:  # fmt: skip
-    """A network after so many steps; the same seed gives the same network."""
+    """A network after so many steps, with what these defenses do to its batches and its loss; the
+    same seed gives the same network."""
     model = build_model(network.model, image_size=SIDE, num_classes=CLASSES, seed=seed).train()
+    model = prepared(model, defenses)
     coin = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, weight_decay=DECAY)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK, total_steps=steps)
@@ -96,7 +100,12 @@ def train(
         flips = torch.rand(BATCH, generator=coin) < 0.5
         batch = normal(images[rows])
         batch = torch.where(flips[:, None, None, None], batch.flip(3), batch)
-        loss = F.cross_entropy(model(batch), labels[rows])
+        classes = labels[rows]
+        for defense in defenses:
+            batch, classes = defense.protect_batch(batch, classes, model, coin)
+        loss = F.cross_entropy(model(batch), classes)
+        penalties = [term for d in defenses if (term := d.penalty(model)) is not None]
+        loss = torch.stack([loss, *penalties]).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
