@@ -35,7 +35,7 @@ from fedsim.core.observation import Public
 @dataclass(frozen=True, kw_only=True)
 class April(PresetParameters, MatchingAttack):
     """``alpha`` weighs the position term. The paper leaves it open, and the steps as well: L-BFGS
-    is that of the codes it compares with. ``tv`` is no part of it."""
+    without a box is that of DLG's. ``tv`` is no part of it."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"steps": 6000}, "cpu": {"steps": 400}}
 
@@ -45,6 +45,7 @@ class April(PresetParameters, MatchingAttack):
     schedule: ScheduleName = "constant"
     alpha: Weight = 1.0
     tv: Weight = 0.0
+    box: bool = False
 
     def check_model(self, model: nn.Module, public: Public) -> None:
         super().check_model(model, public)

@@ -12,6 +12,7 @@ than pixels in a patch, that inverse loses most of them: `patch_solve` does not 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from torch import nn
 from fedsim.attacks.closed import ClosedForm, Solved, fold_patches, ridge_solve, uploaded
 from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.attack import Progress
+from fedsim.core.defense import Informed
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.models import PlainBlock, VitParts
@@ -27,7 +29,13 @@ from fedsim.core.observation import Public
 
 @dataclass(frozen=True)
 class AprilClosed(ClosedForm):
-    """Solves in float64; gradients in float32 cost it most of its exactness."""
+    """Solves in float64; gradients in float32 cost it most of its exactness. ``adaptive``: use what
+    is known of the client's defenses; behind one unknown embedding (MJP) one token stands for all
+    that are hidden, as in `patch_solve`."""
+
+    uses: ClassVar[frozenset[str]] = frozenset({"defenses"})
+
+    adaptive: bool = True
 
     def check_model(self, model: nn.Module, public: Public) -> None:
         _parts(model)
@@ -35,16 +43,23 @@ class AprilClosed(ClosedForm):
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         parts, position = _parts(model)
         qkv = f"{parts.blocks[0]}.attn.qkv.weight"
-        update = view.update.tensors
+        informed = view.informed(model) if self.adaptive else Informed(view.update)
+        update, notes = informed.update.tensors, list(informed.notes)
         gradient, d_qkv = uploaded(update, (position, qkv), "april_closed")
         weights = {n: p.detach().double() for n, p in model.named_parameters()}
         gradient = gradient.reshape(-1, gradient.shape[-1])  # G, (T, D)
+        places = weights[position].reshape(-1, gradient.shape[-1])
+        hidden = torch.zeros(len(gradient), dtype=torch.bool)
+        if self.adaptive and parts.unknown in update:
+            hidden[parts.prefix_tokens :] = (gradient[parts.prefix_tokens :] == 0).all(1)
+        if bool(hidden.any()):
+            (unknown,) = uploaded(update, (parts.unknown or "",), "april_closed")
+            gradient = torch.cat([gradient[~hidden], unknown.reshape(1, -1)])
         product = weights[qkv].T @ d_qkv  # (D, D)
         exact = update[qkv].dtype == torch.float64
         solution = ridge_solve(gradient.T, product, eps=1e-15 if exact else 1e-7)
         progress(1, 1, solution.residual)
 
-        notes = []
         if view.batch_size > 1:
             notes.append(f"underdetermined: {view.batch_size} images mix in one system")
         if solution.rank < len(gradient):
@@ -58,8 +73,13 @@ class AprilClosed(ClosedForm):
                 f"underdetermined: {projection.shape[0]} channels for {projection.shape[1]} "
                 f"pixels a patch; the pseudo-inverse loses the rest"
             )
-        position = weights[parts.position].reshape(-1, gradient.shape[-1])
-        embedded = (solution.x - position)[parts.prefix_tokens :]
+        tokens = solution.x
+        if bool(hidden.any()):
+            tokens = solution.x[-1:].repeat(len(hidden), 1)
+            tokens[~hidden] = solution.x[:-1]
+            shared = weights[parts.unknown or ""].reshape(1, -1)
+            places = torch.where(hidden[:, None], shared, places)
+        embedded = (tokens - places)[parts.prefix_tokens :]
         if parts.patch_bias is not None:
             embedded = embedded - weights[parts.patch_bias]
         patches = embedded @ torch.linalg.pinv(projection).T

@@ -25,6 +25,7 @@ from fedsim.attacks.matching import (
     LabelRule,
     Match,
     MatchingAttack,
+    Natural,
     Objective,
     OptimizerName,
     Phases,
@@ -55,10 +56,12 @@ class DeepInversion(PresetParameters, MatchingAttack):
         "paper": {
             **{"steps": 20_000, "lr": 0.25, "tv": 1e-4, "l2": 1e-5, "bn": 0.01},
             **{"optimizer": "adam", "schedule": "cosine", "keep": "total"},
+            **{"box": False, "warmup": 100},
         },
         "cpu": {
             **{"steps": 400, "lr": 0.1, "tv": 0.5, "l2": 0.0, "bn": 0.1},
             **{"optimizer": "adam", "schedule": "cosine", "keep": "total"},
+            **{"box": True, "warmup": 0},
         },
     }
 
@@ -67,6 +70,8 @@ class DeepInversion(PresetParameters, MatchingAttack):
     optimizer: OptimizerName = PRESET
     schedule: ScheduleName = PRESET
     keep: KeepName = PRESET
+    box: bool = PRESET
+    warmup: Natural = PRESET
     tv: Weight = PRESET
     l2: Weight = PRESET
     bn: Weight = PRESET

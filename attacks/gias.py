@@ -26,6 +26,7 @@ from fedsim.attacks.matching import (
     Count,
     FeaturePrior,
     GroupConsistency,
+    KeepName,
     Latents,
     MatchingAttack,
     Objective,
@@ -66,8 +67,8 @@ class Gias(PresetParameters, MatchingAttack):
 
     uses: ClassVar[frozenset[str]] = MatchingAttack.uses | {"batch_statistics"}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {"steps": 1500, "refine": 5000},
-        "cpu": {"steps": 500, "refine": 500},
+        "paper": {"steps": 1500, "refine": 5000, "keep": "last"},
+        "cpu": {"steps": 500, "refine": 500, "keep": "matching"},
     }
 
     space: SpaceName = "z/w"
@@ -78,6 +79,7 @@ class Gias(PresetParameters, MatchingAttack):
     lr_z: Rate = 0.03
     lr_w: Rate = 0.001
     schedule: ScheduleName = "step"
+    keep: KeepName = PRESET
     cost: ObjectiveName = "cosine"
     tv: Weight = 1e-4
     latent: Weight = 0.0
@@ -120,7 +122,7 @@ class Gias(PresetParameters, MatchingAttack):
         ]
 
     def features(self, problem: Problem) -> FeaturePrior | None:
-        return batchnorm_prior(problem, self.batchnorm, self.bn)
+        return batchnorm_prior(problem, self.batchnorm, self.bn, first=1.0)
 
     def stages(self, task: Task) -> list[Stage]:
         first, _, then = self.space.partition("/")

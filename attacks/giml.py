@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from PIL import Image
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from fedsim.attacks.generators import generate, generator_metadata, load_generator, save_generator
 from fedsim.attacks.gias import Gias, SpaceName, centre_of, draw_latents
 from fedsim.attacks.matching import (
+    PRESET,
     Budget,
     Count,
     Latents,
@@ -59,10 +60,14 @@ class Giml(Gias):
     that GIAS can use.
     """
 
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {"steps": 1500, "refine": 5000, "lr_z": 0.03, "tv": 1e-4, "keep": "last"},
+        "cpu": {"steps": 200, "refine": 500, "lr_z": 0.1, "tv": 0.01, "keep": "matching"},
+    }
+
     space: SpaceName = "z"
-    steps: Count = 200
-    lr_z: Rate = 0.1
-    tv: Weight = 0.01
+    lr_z: Rate = PRESET
+    tv: Weight = PRESET
     latent: Weight = 1e-3
     meta_steps: Count = 5
     tasks: Count = 4

@@ -52,11 +52,13 @@ class GradInversion(PresetParameters, MatchingAttack):
             **{"steps": 20_000, "seeds": 8, "warmup": 50, "langevin": 0.2, "cost": "layer_l2"},
             **{"matching": 1e-3, "tv": 1e-4, "l2": 1e-6, "bn": 0.1, "group": 0.01},
             **{"optimizer": "adam", "schedule": "cosine", "keep": "last", "register_every": 100},
+            **{"box": False, "bn_first": 1.0},
         },
         "cpu": {
             **{"steps": 400, "seeds": 4, "warmup": 10, "langevin": 0.0, "cost": "cosine"},
             **{"matching": 1.0, "tv": 0.05, "l2": 0.0, "bn": 1e-3, "group": 1e-3},
             **{"optimizer": "adam", "schedule": "cosine", "keep": "total", "register_every": 20},
+            **{"box": True, "bn_first": 10.0},
         },
     }
 
@@ -72,11 +74,12 @@ class GradInversion(PresetParameters, MatchingAttack):
     tv: Weight = PRESET
     l2: Weight = PRESET
     bn: Weight = PRESET
-    bn_first: Weight = 10.0
+    bn_first: Weight = PRESET
     batchnorm: BatchNormName = "auto"
     group: Weight = PRESET
     registered: bool = True
     register_every: Count = PRESET
+    box: bool = PRESET
 
     def objective(self, problem: Problem) -> Objective:
         return objective_of(self.cost)

@@ -45,7 +45,8 @@ class GradVit(PresetParameters, MatchingAttack):
     (whose weight does not depend on the size) get further, and signed steps.
 
     ``scheduled`` False has prior and matching on from the start: the paper's ablation.
-    ``prior_network`` False leaves the CNN out even where the threat model grants one.
+    ``prior_network`` False leaves the CNN out even where the threat model grants one, and
+    ``prior_scaled`` False takes its layers as they come, which is the paper's with its own CNN.
     ``registered``: seeds are moved onto their mean before they are averaged, from a quarter of the
     steps on and every ``register_every``.
     """
@@ -56,11 +57,13 @@ class GradVit(PresetParameters, MatchingAttack):
             **{"steps": 120_000, "seeds": 4, "optimizer": "adam", "schedule": "cosine"},
             **{"cost": "layer_l2", "matching": 4e-3, "image": 2e-1, "patch": 1e-4},
             **{"group": 1e-2, "l2": 1e-4, "tv": 1e-4, "keep": "last", "register_every": 100},
+            **{"box": False},
         },
         "cpu": {
             **{"steps": 400, "seeds": 1, "optimizer": "signed", "schedule": "cosine"},
             **{"cost": "cosine", "matching": 1.0, "image": 0.1, "patch": 0.2},
             **{"group": 1e-4, "l2": 0.0, "tv": 1.0, "keep": "total", "register_every": 20},
+            **{"box": True},
         },
     }
 
@@ -81,6 +84,8 @@ class GradVit(PresetParameters, MatchingAttack):
     scheduled: bool = True
     prior_network: bool = True
     prior_size: int = 64
+    prior_scaled: bool = True
+    box: bool = PRESET
 
     def objective(self, problem: Problem) -> Objective:
         return objective_of(self.cost)
@@ -131,7 +136,9 @@ class GradVit(PresetParameters, MatchingAttack):
         natural, words = natural_pictures(problem.side), "photographs that come with packages"
         if problem.view.grants("surrogate"):
             natural, words = problem.view.surrogate[:_NATURAL], "the attacker's own pictures"
-        problem.notes.append(f"image prior: {prior.name}, its layers scaled by {words}")
+        scale = f"scaled by {words}" if self.prior_scaled else "as they come"
+        problem.notes.append(f"image prior: {prior.name}, its layers {scale}")
         return PriorNetwork(
-            *(model, mean, std, prior.mean, prior.std, natural, self.prior_size, problem.count)
+            *(model, mean, std, prior.mean, prior.std, natural, self.prior_size, problem.count),
+            scaled=self.prior_scaled,
         )

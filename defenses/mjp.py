@@ -93,8 +93,10 @@ class Mjp(Defense):
             position.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            if self.unknown and self.positions:  # N(0, 1), as the authors begin it
-                model.register_parameter(UNKNOWN, nn.Parameter(torch.randn(1, 1, width)))
+            if self.unknown and self.positions:  # as large as the positions, as the authors' is
+                scale = float(position.detach().float().std())
+                unknown = scale * torch.randn(1, 1, width)
+                model.register_parameter(UNKNOWN, nn.Parameter(unknown))
             if self.index:
                 model.register_parameter(INDEX, nn.Parameter(torch.zeros(1, parts.tokens, width)))
             if self.dal in ("linear", "mlp2", "mlp") and self.weight > 0 and self.positions:

@@ -102,8 +102,11 @@ def observe_net(net: nn.Module, spec: ModelSpec, images, labels) -> Observation:
 def script(name: str, *arguments: object) -> str:
     """What a script of ours prints."""
     root = Path(__file__).parent.parent
-    command = [sys.executable, str(root / "experiments" / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    module = ".".join(Path("experiments", name).with_suffix("").parts)
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=root
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

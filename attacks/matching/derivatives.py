@@ -53,20 +53,21 @@ class DerivativeParameters:
     ) -> Matcher:
         """The matcher of the client that ``problem`` assumes, which notes why it goes this way."""
 
-        def make(way: Way) -> Matcher:
+        def make(way: Way, prior: FeaturePrior | None = None) -> Matcher:
             options: dict[str, Any] = {
                 "way": way,
                 "precision": self.precision,
                 "compiled": self.compiled and way == "first_order",
-                "features": features,
+                "features": prior,
             }
             return _simulated(problem, target, objective, options)
 
         shape = (len(labels[:2]), problem.count, 3, problem.side, problem.side)
         trial = torch.randn(shape, generator=problem.view.coin("trial")).to(problem.device)
+        # The matching alone is tried: beside a loud prior on features its derivative hides.
         matcher, words = choose_way(make, self.engine, trial, labels[:2])
         problem.notes.append(words)
-        return matcher
+        return matcher if features is None else make(matcher.way, features)
 
 
 def _simulated(

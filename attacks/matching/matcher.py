@@ -43,11 +43,18 @@ AGREEMENT = 0.999  # least cosine between the two ways for `auto` to trust the f
 
 @dataclass
 class Match:
-    """The matching loss (S,) and its derivatives, a prior on features included."""
+    """The matching loss (S,), and the derivatives of all that a matcher computes: of the loss and,
+    where there is one, of a prior on features, whose value (S,) stands ``beside`` it."""
 
     value: Tensor
     images: Tensor  # (S, B, 3, H, W)
     labels: Tensor | None  # (S, B, C) where the labels are soft
+    beside: Tensor | None = None
+
+    @property
+    def whole(self) -> Tensor:
+        """What the derivatives are of, (S,)."""
+        return self.value if self.beside is None else self.value + self.beside.to(self.value)
 
 
 def refuse_way(way: Way, precision: Precision) -> None:
@@ -106,10 +113,12 @@ class Matcher(ABC):
         (S, B, C)."""
         matches = [self._one(x, y) for x, y in zip(images, labels, strict=True)]
         soft = [match.labels for match in matches if match.labels is not None]
+        beside = [match.beside for match in matches if match.beside is not None]
         return Match(
             torch.stack([match.value for match in matches]),
             torch.stack([match.images for match in matches]),
             torch.stack(soft) if soft else None,
+            torch.stack(beside) if beside else None,
         )
 
     def state(self) -> dict[str, float]:
@@ -145,9 +154,16 @@ class Matcher(ABC):
         else:
             yield
 
-    def _match(self, value: Tensor, derivatives: Sequence[Tensor], like: Tensor) -> Match:
+    def _match(
+        self,
+        value: Tensor,
+        derivatives: Sequence[Tensor],
+        like: Tensor,
+        penalty: Tensor | None = None,
+    ) -> Match:
         soft = derivatives[1].to(like.dtype) if len(derivatives) > 1 else None
-        return Match(value.detach(), derivatives[0].to(like.dtype), soft)
+        beside = None if penalty is None else penalty.detach()
+        return Match(value.detach(), derivatives[0].to(like.dtype), soft, beside)
 
 
 class GradientMatcher(Matcher):
@@ -197,7 +213,7 @@ class GradientMatcher(Matcher):
             penalty = self.features.penalty() if self.features else None
             total = product if penalty is None else product + penalty
             derivatives = torch.autograd.grad(total, searched)
-        return self._match(distance.value[0], derivatives, images)
+        return self._match(distance.value[0], derivatives, images, penalty)
 
     def _first_order(self, images: Tensor, labels: Tensor) -> Match:
         assert self.probe is not None
@@ -222,7 +238,7 @@ class GradientMatcher(Matcher):
                 (after - before) / e
                 for after, before in zip(shifted, unshifted[len(self.weights) :], strict=True)
             ]
-        return self._match(distance.value[0], derivative, images)
+        return self._match(distance.value[0], derivative, images, penalty)
 
     def _displace(self, distance: Distance, e: Tensor) -> None:
         """Set the probe's weights to theta + e v, without building v."""

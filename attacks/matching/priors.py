@@ -70,8 +70,9 @@ def total_variation_of(preset: PresetName) -> Callable[[Tensor, float], Tensor]:
 
 
 def l2_norm(images: Tensor, done: float = 0.0) -> Tensor:
-    """|x|_2 of the batch."""
-    return _norm(images)
+    """The mean of the pictures' l2 norms, as in the code of GradInversion's authors."""
+    norms = (images.flatten(2).square().sum(2) + 1e-16).sqrt()  # (S, B)
+    return norms.mean(1)
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,7 @@ class PriorNetwork:
     Layers differ by orders of magnitude, and networks as well: each layer's distance is divided by
     what batches of ``natural`` pictures (N, 3, H, W) in [0, 1] have there, and the layers are
     averaged. So natural pictures score about 1, and a coefficient means the same for any network.
+    With ``scaled`` False they are summed as they come, as the paper has it.
 
     ``mean`` and ``std`` are our normalisation, ``own_mean`` and ``own_std`` the network's; smaller
     images are enlarged to the side ``size``; ``batch``: how many pictures are searched, because the
@@ -249,14 +251,16 @@ class PriorNetwork:
     natural: Tensor
     size: int = 64
     batch: int = 8
+    scaled: bool = True
 
     def __post_init__(self) -> None:
         self.model.eval().requires_grad_(False)
         self.features = FeaturePrior(running_statistics(self.model))
         if not self.features.statistics:
             raise AttackError("a prior network needs BatchNorm layers; this one has none.")
-        layers = self._natural_distances()
-        self.features.units = tuple((layers * len(layers)).tolist())
+        if self.scaled:
+            layers = self._natural_distances()
+            self.features.units = tuple((layers * len(layers)).tolist())
 
     def __call__(self, images: Tensor, done: float = 0.0) -> Tensor:
         return torch.stack([self._one(seed).sum() for seed in images])

@@ -265,7 +265,7 @@ class _Search:
         if self.soft:
             assert match.labels is not None
             self.labels.grad = weight * match.labels
-        return self._total(match.value, penalties, done)
+        return self._total(match.whole, penalties, done)
 
     def _keep(self, match: Tensor, total: Tensor) -> None:
         """Remember, seed by seed, where the match or the whole objective was least."""
@@ -289,15 +289,15 @@ class _Search:
             if descent.point is not None:
                 self._place(seed, descent.point)
         images, done = self.space.images().detach(), 1 - 1e-9
-        match = self.matcher.value(images, self._targets())
+        match = self.matcher(images, self._targets())
         with torch.no_grad():
-            total = self._total(match, self._penalties(images, done), done)
+            total = self._total(match.whole, self._penalties(images, done), done)
         if self.budget.keep != "last":
-            self._keep(match, total)
+            self._keep(match.value, total)
             return
-        finite = torch.isfinite(match)  # a seed that ran away has no last iterate
+        finite = torch.isfinite(match.value)  # a seed that ran away has no last iterate
         self._remember(finite)
-        self.best_score = self.best_loss = torch.where(finite, match, self.best_loss)
+        self.best_score = self.best_loss = torch.where(finite, match.value, self.best_loss)
 
     # -- steps ------------------------------------------------------------------------------
 

@@ -92,7 +92,8 @@ def train(
     same seed gives the same network."""
     model = build_model(network.model, image_size=SIDE, num_classes=CLASSES, seed=seed).train()
     model = prepared(model, defenses)
-    coin = torch.Generator().manual_seed(seed)
+    coin = torch.Generator().manual_seed(seed)  # of the batches, whatever defenses draw
+    secret = torch.Generator().manual_seed(seed + 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, weight_decay=DECAY)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK, total_steps=steps)
     for step in range(steps):
@@ -102,7 +103,7 @@ def train(
         batch = torch.where(flips[:, None, None, None], batch.flip(3), batch)
         classes = labels[rows]
         for defense in defenses:
-            batch, classes = defense.protect_batch(batch, classes, model, coin)
+            batch, classes = defense.protect_batch(batch, classes, model, secret)
         loss = F.cross_entropy(model(batch), classes)
         penalties = [term for d in defenses if (term := d.penalty(model)) is not None]
         loss = torch.stack([loss, *penalties]).sum()

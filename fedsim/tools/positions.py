@@ -151,12 +151,14 @@ def shuffling(
     with torch.no_grad():
         for row in range(min(count, len(images))):
             picture = images.image(row)[None]
-            mask = block_mask(parts.grid, ratio, rng) if ratio > 0 else None
+            mask = order = None
             moved = picture
-            if mask is not None:
-                moved = rearrange(picture, parts.grid, shuffled_order(mask, rng))
-            before, first = _features_and_class(model, protocol.normalise(picture), None)
-            after, second = _features_and_class(model, protocol.normalise(moved), mask)
+            if ratio > 0:
+                mask = block_mask(parts.grid, ratio, rng)
+                order = shuffled_order(mask, rng)
+                moved = rearrange(picture, parts.grid, order)
+            before, first = _features_and_class(model, protocol.normalise(picture))
+            after, second = _features_and_class(model, protocol.normalise(moved), mask, order)
             apart += float((before - after).norm())
             same += int(first == second)
             right += int(second == int(images.labels[row]))
@@ -165,14 +167,19 @@ def shuffling(
 
 
 def _features_and_class(
-    model: nn.Module, picture: Tensor, mask: Tensor | None
+    model: nn.Module, picture: Tensor, mask: Tensor | None = None, order: Tensor | None = None
 ) -> tuple[Tensor, int]:
-    """Features before the head and the predicted class."""
+    """Features before the head and the predicted class; the model is told of the shuffling here
+    alone."""
     puzzle = vars(model).get("puzzle")
-    if isinstance(puzzle, Puzzle):
-        puzzle.mask = mask
     net: Any = model
-    features = net.forward_head(net.forward_features(picture), pre_logits=True)
+    if isinstance(puzzle, Puzzle):
+        puzzle.mask, puzzle.order = mask, order
+    try:
+        features = net.forward_head(net.forward_features(picture), pre_logits=True)
+    finally:
+        if isinstance(puzzle, Puzzle):
+            puzzle.mask = puzzle.order = None
     return features[0], int(net.get_classifier()(features).argmax())
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from fedsim.attacks import create_attack
+from fedsim.attacks.matching import PriorNetwork
 from fedsim.core.attack import no_progress
 from fedsim.core.knowledge import THREATS, Announced, Assets, PriorModel, View
 from fedsim.core.models import build_model
 from fedsim.core.natural import natural_pictures
+from fedsim.core.spec import ModelSpec
 from tests.attacks.conftest import assert_recovered_through_attention
 from tests.staging import CPU, TINY, attack, observe, photos
 
@@ -69,3 +72,27 @@ def test_the_preset_is_that_of_the_paper() -> None:
 def test_the_second_phase_of_a_short_search_still_moves() -> None:
     budget = create_attack("gradvit").budget()
     assert budget.rate(budget.steps // 2) >= 0.5 * budget.lr
+
+
+def test_a_network_without_patches_is_searched_without_their_prior() -> None:
+    images, labels = photos(32, [5])
+    resnet = ModelSpec(name="resnet18", options={"layers": [1] * 4, "channels": [8, 8, 16, 16]})
+    result = attack(observe(resnet, images, labels), "gradvit", steps=2)
+    assert "no patch prior: this network has no patches" in result.notes
+
+
+def test_layers_of_the_papers_own_network_can_be_taken_as_they_come() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4))
+    half = (0.5, 0.5, 0.5)
+    pictures = natural_pictures(32)[:8]
+    seen = (pictures - 0.5) / 0.5
+    plain = PriorNetwork(network, half, half, half, half, pictures, size=32, scaled=False)
+    with torch.no_grad():
+        features = network[0](seen)
+        by_hand = [features, network[1].eval()(features)]
+        wanted = sum(
+            (x.transpose(0, 1).flatten(1).mean(1)).norm()
+            + (x.transpose(0, 1).flatten(1).var(1) - 1).norm()
+            for x in by_hand
+        )
+    assert float(plain(seen[None])) == pytest.approx(float(wanted), rel=1e-4)

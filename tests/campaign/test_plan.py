@@ -155,3 +155,28 @@ def test_the_baseline_is_tried_once_whatever_it_is_called() -> None:
         *(("x", 0), ("x", 1), ("x", 2)),
         ("a guess", 0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "attack", "words"),
+    [
+        ("resnet18", "", "patch_solve", "Vision Transformers"),
+        ("resnet18", "", "row_space", "Vision Transformers"),
+        ("resnet18", "", "april", "Vision Transformers"),
+        ("convnet", "train.upload=delta", "rgap", "not on a weight delta"),
+        ("resnet18", "", "rgap", "plain chains"),
+        ("vit_tiny_patch16_224", "", "april_closed", "plain_first_block"),
+        ("convnet", "", "deep_inversion, labels: joint", "of given labels"),
+        ("convnet", "", "dlg, engine: first_order, precision: float16", "mixed precision"),
+    ],
+)
+def test_an_attack_that_cannot_work_is_told_before_any_round(
+    model: str, change: str, attack: str, words: str
+) -> None:
+    overrides = [f"model={{name: {model}}}", f"attacks=[{{name: {attack}}}]", change]
+    spec = small_spec(*[override for override in overrides if override])
+    with pytest.raises(SpecError, match="cannot work here") as told:
+        prepare(spec)
+    assert words in str(told.value)
+    assert "\n" not in str(told.value)
+    prepare(spec, willing=True)  # where it declines when it is asked

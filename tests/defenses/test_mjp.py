@@ -206,12 +206,14 @@ def test_create_by_name() -> None:
     assert create_defense("mjp", ratio=0.3) == Mjp(ratio=0.3)
 
 
-def observed(defense: Mjp, seed: int = 3):
+def observed(defense: Mjp, seed: int = 3, architecture: ModelSpec = VIT):
     """One picture's gradient under ``defense``, the true mask, and the picture."""
     images, labels = photos(32, [70])
-    net = defense.prepare_model(model())
+    net = defense.prepare_model(model(architecture))
     spec = Spec(
-        data=DataSpec(image_size=32), model=VIT, defenses=[{"name": "mjp", **vars(defense)}]
+        data=DataSpec(image_size=32),
+        model=architecture,
+        defenses=[{"name": "mjp", **vars(defense)}],
     )
     public = Public.of(spec, num_classes=8)
     client = copy.deepcopy(net)
@@ -230,6 +232,29 @@ def view_of(observation: Observation, threat: str = "C") -> View:
             lambda: announced(observation.public),
             lambda net: countered(observation.update, observation.public.defenses, net),
         ),
+    )
+
+
+@pytest.mark.parametrize(("probability", "gained"), [(0.0, 5), (1.0, 1)])
+def test_aprils_closed_form_is_informed_as_well(probability: float, gained: float) -> None:
+    plain = ModelSpec(options={"patch_size": 4, "depth": 2, "plain_first_block": True})
+    observation, _, images = observed(Mjp(probability=probability), architecture=plain)
+    found = {
+        adaptive: create_attack("april_closed", adaptive=adaptive).reconstruct(
+            view_of(observation), device=CPU, progress=no_progress
+        )
+        for adaptive in (False, True)
+    }
+    reached = {adaptive: float(psnr(images, result.images)) for adaptive, result in found.items()}
+    assert reached[True] > reached[False] + gained
+
+
+@pytest.mark.parametrize("init", ["timm", "classic"])
+def test_the_unknown_position_begins_as_large_as_the_others(init: str) -> None:
+    spec = VIT.model_copy(update={"init": init})
+    net = Mjp().prepare_model(build_model(spec, image_size=32, num_classes=8, seed=0))
+    assert float(net.unk_embed.detach().std()) == pytest.approx(
+        float(net.pos_embed.detach().std()), rel=0.2
     )
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from experiments import papers
+from fedsim.attacks import create_attack
+from fedsim.attacks.matching import PresetParameters
 from fedsim.audit.stages import audit
+from fedsim.core.spec import load_spec
 from tests.conftest import small_spec
 
 
@@ -34,3 +37,15 @@ def test_every_table_has_a_spec_and_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names)
     for table in papers.TABLES:
         assert (papers.HERE / table.spec).is_file()
+
+
+@pytest.mark.parametrize("table", papers.TABLES, ids=lambda table: table.name)
+def test_the_papers_budgets_leave_what_sets_the_rows_of_a_table_apart(table: papers.Table) -> None:
+    override = papers.at_paper_budget(papers.HERE / table.spec)
+    spec = load_spec(papers.HERE / table.spec, [override])
+    built = [create_attack(attack.name, **attack.params) for attack in spec.attacks]
+    assert len({repr(attack) for attack in built}) == len(built)
+    for attack, given in zip(built, load_spec(papers.HERE / table.spec).attacks, strict=True):
+        if isinstance(attack, PresetParameters):
+            assert attack.preset == "paper"
+            assert attack.steps >= given.params.get("steps", 0)

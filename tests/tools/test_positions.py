@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from fedsim.audit.stages import federate
 from fedsim.cli import app
 from fedsim.core.errors import RunError
+from fedsim.core.models import build_model, vit_parts
 from fedsim.core.run import Run
-from fedsim.defenses.mjp import coordinates
-from fedsim.tools.positions import analyse, explained_variance, regression_error
+from fedsim.defenses.applied import prepared
+from fedsim.defenses.mjp import Mjp, coordinates, puzzle_of
+from fedsim.tools.positions import analyse, explained_variance, regression_error, shuffling
 from tests.conftest import small_spec
+from tests.staging import TINY
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,26 @@ def test_without_shuffling_nothing_moves(trained: Run) -> None:
         assert (trained.root / "positions" / picture).stat().st_size > 1000
     told = json.loads((trained.root / "positions" / "positions.json").read_text())
     assert told["pictures"] == 12
+
+
+def test_a_model_is_told_of_a_shuffling_while_it_is_measured_alone() -> None:
+    defense = Mjp(ratio=0.5, index=True)
+    net = prepared(build_model(TINY, image_size=32, num_classes=8, seed=0), [defense]).eval()
+    spec, parts = small_spec(), vit_parts(net)
+    told, original = [], type(net)._pos_embed
+
+    def listen(self: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        told.append((puzzle_of(net).mask, puzzle_of(net).order))
+        return original(self, tokens)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(net), "_pos_embed", listen)
+        shuffling(net, spec, parts, 0.5, 2)
+    assert [mask is None for mask, _ in told] == [True, False] * 2
+    for mask, order in told[1::2]:
+        assert not torch.equal(order[mask], torch.arange(16)[mask])
+        assert torch.equal(order[~mask], torch.arange(16)[~mask])
+    assert (puzzle_of(net).mask, puzzle_of(net).order) == (None, None)
 
 
 def test_without_positions_every_prediction_stays(tmp_path: Path) -> None:

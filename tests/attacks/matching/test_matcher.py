@@ -82,7 +82,15 @@ def test_features_come_with_the_same_pass_and_the_same_derivative() -> None:
         found.append(matcher(pictures(2, 2)[None], labels[None]))
     assert cosine(found[0].images, found[1].images) > 0.999
     bare = GradientMatcher(copy.deepcopy(model), target, SquaredL2(), way="double")
-    assert cosine(bare(pictures(2, 2)[None], labels[None]).images, found[1].images) < 0.999
+    alone = bare(pictures(2, 2)[None], labels[None])
+    assert cosine(alone.images, found[1].images) < 0.999
+    # What the derivative is of: the loss, and beside it the prior.
+    assert alone.beside is None
+    assert torch.equal(found[1].value, alone.value)
+    assert found[1].beside is not None
+    assert float(found[1].whole - alone.value) == pytest.approx(float(found[1].beside))
+    assert found[0].beside is not None
+    assert float(found[0].beside) == pytest.approx(float(found[1].beside), rel=1e-2)
 
 
 def test_eight_seeds_as_one_batch_are_eight_seeds() -> None:
