@@ -1,6 +1,6 @@
 """GIML over its meta-steps, as a table and a picture, from finished audits that differ in seed.
 
-    python experiments/giml_curve.py RUN [RUN ...] [-o curve.png]
+    python -m experiments.giml_curve RUN [RUN ...] [-o curve.png]
 
 Points of a curve are attacks titled `NAME N`, after N meta-steps: `giml N` learned from the clients
 that are attacked, `other people N` from other clients of the same kind, `control N` from clients
@@ -16,9 +16,9 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from compare import MEAN, batches
-from table import interval
 
+from experiments.compare import MEAN, batches
+from experiments.table import interval
 from fedsim.core.run import Run
 
 CURVES = {

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from rich.progress import track
-from table import interval
 from torch import Tensor, nn
 
+from experiments.table import interval
 from fedsim.attacks import create_attack
 from fedsim.clients.data import load_images
 from fedsim.core.attack import no_progress

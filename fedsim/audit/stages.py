@@ -64,7 +64,7 @@ from fedsim.scoring.vigilance import noticed, refused_in, server_account
 def federate(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
     """`fedsim run`: the rounds and their observations, no attack."""
     watch = watch or Silent()
-    with _opened(spec, root) as (plan, run):
+    with _opened(spec, root, willing=True) as (plan, run):  # nobody is asked to attack
         if len(read_checkpoint(run).rows) < spec.train.rounds:
             _refuse_to_simulate(run)
             strategy = _strategy(plan, run, watch)
@@ -74,11 +74,15 @@ def federate(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run
     return run
 
 
-def audit(spec: Spec, root: str | Path, *, watch: Watch | None = None) -> Run:
-    """`fedsim audit`: rounds, attacks beside them, scores, verdict, report."""
+def audit(
+    spec: Spec, root: str | Path, *, watch: Watch | None = None, willing: bool = False
+) -> Run:
+    """`fedsim audit`: rounds, attacks beside them, scores, verdict, report.
+
+    ``willing``: an attack that cannot work on the model is no mistake, and declines."""
     watch = watch or Silent()
     began = time.perf_counter()
-    with _opened(spec, root) as (plan, run):
+    with _opened(spec, root, willing=willing) as (plan, run):
         with _engine(spec):
             _attack(plan, run, watch)
         _require_observations(run)
@@ -234,13 +238,13 @@ def versions() -> dict[str, str]:
 
 
 @contextmanager
-def _opened(spec: Spec, root: str | Path) -> Iterator[tuple[Plan, Run]]:
+def _opened(spec: Spec, root: str | Path, *, willing: bool = False) -> Iterator[tuple[Plan, Run]]:
     """A run in which nobody else works, set right where it was damaged."""
     Run(root).refuse_other(spec)  # before the slow checks
     refuse_other_code(Run(root), spec)
     refuse_silence(spec.engine)
     begun = Run(root).classes
-    plan = prepare(spec, begun, willing=begun is not None)
+    plan = prepare(spec, begun, willing=willing or begun is not None)
     with Run(root).locked():
         run = Run.create(root, spec)
         mend(run, spec, plan.public.num_classes)

@@ -127,7 +127,7 @@ def measure(bench: Bench, cell: Cell, root: Path) -> Measured:
     run, attacked = Run(root / "cells" / cell.folder), bench.attacked(cell)
     run.refuse_other(attacked)
     if not run.is_concluded(attacked):
-        audit(attacked, run.root)
+        audit(attacked, run.root, willing=True)
     trained = run
     if bench.section.utility:
         trained = Run(root / "utility" / cell.folder)

@@ -75,7 +75,7 @@ def test_the_second_phase_of_a_short_search_still_moves() -> None:
 
 
 def test_a_network_without_patches_is_searched_without_their_prior() -> None:
-    images, labels = photos(32, [5])
+    images, labels = photos(32, [5, 6])
     resnet = ModelSpec(name="resnet18", options={"layers": [1] * 4, "channels": [8, 8, 16, 16]})
     result = attack(observe(resnet, images, labels), "gradvit", steps=2)
     assert "no patch prior: this network has no patches" in result.notes

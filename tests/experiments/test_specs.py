@@ -20,14 +20,17 @@ SPECS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.yaml"))
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_a_spec_of_ours_is_sound(path: Path) -> None:
-    benched = "bench" in read_content(path)
-    spec = load_bench(path).spec if benched else load_spec(path)
-    create_defenses(spec.defenses)
-    labels = [label for label, _ in labelled_attacks(spec)]
-    assert len(set(labels)) == len(labels)
-    for _, component in labelled_attacks(spec):
-        create_attack(component.name, **component.params)
-        check_needs(component, spec)
+    specs = [load_spec(path)] if "bench" not in read_content(path) else []
+    if not specs:
+        bench = load_bench(path)
+        specs = [bench.attacked(cell) for cell in bench.cells()]
+    for spec in specs:
+        create_defenses(spec.defenses)
+        labels = [label for label, _ in labelled_attacks(spec)]
+        assert len(set(labels)) == len(labels)
+        for _, component in labelled_attacks(spec):
+            create_attack(component.name, **component.params)
+            check_needs(component, spec)
 
 
 def test_attacks_are_compared_batch_by_batch(small_run: Run) -> None:
