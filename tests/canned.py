@@ -139,7 +139,7 @@ def honest_upload(plan: Plan, client: int) -> RecordDict:
 @functools.cache
 def canned_plan(*overrides: str) -> Plan:
     """A tiny model and clients whose data nobody has."""
-    return prepare(canned_spec(*overrides), CLASSES)
+    return prepare(canned_spec(*overrides), CLASSES, willing=True)
 
 
 def canned_spec(*overrides: str) -> Spec:

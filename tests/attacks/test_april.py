@@ -10,7 +10,7 @@ from tests.staging import TINY, attack, observe, photos
 
 
 def test_april_recovers_an_image() -> None:
-    assert_recovered_through_attention("april", alpha=0.1)
+    assert_recovered_through_attention("april", alpha=0.1, box=True)
 
 
 def test_april_declines_without_the_position_gradient() -> None:
