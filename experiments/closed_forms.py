@@ -145,7 +145,7 @@ def label_rules(data: DataSpec, trials: int = 8) -> None:
                 labels = torch.randint(0, classes, (size,), generator=coin)
             rows = torch.randperm(len(pictures), generator=coin)[:size]
             images = torch.stack([pictures.image(int(row)) for row in rows])
-            update = local_update(model, [(images, labels)], Protocol())
+            update = local_update(model, [(images, labels)], Protocol(mode="eval"))
             for rule in shares:
                 if rule != "bias" and classes < size:
                     continue

@@ -56,7 +56,8 @@ def batch_sizes(spec: str, stem: str, sizes: tuple[int, ...]) -> list[Table]:
 
 PLAIN_APRIL = "april without its position term"
 TABLES = [
-    Table("gradvit-1-vit", "tables/vit.yaml"),
+    Table("gradvit-1-vit", "tables/vit.yaml", against="inverting_gradients"),
+    Table("gradvit-1-vit-long", "tables/vit_long.yaml", against="inverting_gradients"),
     Table("gradvit-1-resnet", "tables/resnet.yaml"),
     Table("gradvit-2-terms", "tables/vit_terms.yaml", against="matching and TV"),
     Table("gradvit-4-5-layers", "tables/vit_layers.yaml", against="all layers"),
