@@ -63,16 +63,22 @@ FILES = [
 ]
 
 
+SLOW = pytest.mark.slow
+THIRD = [
+    file if number % 3 == 0 else pytest.param(file, marks=SLOW) for number, file in enumerate(FILES)
+]
+
+
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("kind", ["half", "deleted"])
+@pytest.mark.parametrize("kind", ["half", pytest.param("deleted", marks=SLOW)])
 def test_a_damaged_file_is_made_again_with_the_same_scores(
     kind: str, file: str, rich_run: Run, tmp_path: Path
 ) -> None:
     check_damage(file, kind, rich_run, tmp_path)
 
 
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("kind", ["pipe", "endless"])
+@pytest.mark.parametrize("file", THIRD)
+@pytest.mark.parametrize("kind", ["pipe", pytest.param("endless", marks=SLOW)])
 def test_what_is_no_file_is_neither_waited_for_nor_read_without_end(
     kind: str, file: str, rich_run: Run, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def survives(fault: Callable[[Path], None], control: Run, root: Path, step: int 
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_any_two_writes_goes_on(tiny_run: Run, tmp_path: Path) -> None:
     files = survives(killed, tiny_run, tmp_path)
     assert files >= 20
@@ -67,6 +68,7 @@ def test_a_run_killed_while_it_writes_leaves_nothing_behind(tiny_run: Run, tmp_p
     assert survives(killed_while_writing, tiny_run, tmp_path, step=3) >= 7
 
 
+@pytest.mark.slow
 def test_a_disk_full_at_any_write_loses_nothing_that_was_done(
     tiny_run: Run, tmp_path: Path
 ) -> None:

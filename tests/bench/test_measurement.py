@@ -103,6 +103,7 @@ def test_the_command_prints_the_cells(tmp_path: Path, done: tuple[Path, pd.DataF
     ]
 
 
+@pytest.mark.slow
 def test_cells_on_ray_give_the_same_table(tmp_path: Path, done: tuple[Path, pd.DataFrame]) -> None:
     elsewhere = [*BENCH, "engine={kind: ray, attack_workers: 2, cpus: 2}"]
     table = conduct(load_bench({}, elsewhere), tmp_path / "b")
