@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fedsim.attacks.closed import ClosedForm, Solved, fold_patches, ridge_solve, uploaded
+from fedsim.attacks.closed import ClosedForm, Hidden, Solved, fold_patches, ridge_solve, uploaded
 from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
@@ -49,12 +49,9 @@ class AprilClosed(ClosedForm):
         weights = {n: p.detach().double() for n, p in model.named_parameters()}
         gradient = gradient.reshape(-1, gradient.shape[-1])  # G, (T, D)
         places = weights[position].reshape(-1, gradient.shape[-1])
-        hidden = torch.zeros(len(gradient), dtype=torch.bool)
-        if self.adaptive and parts.unknown in update:
-            hidden[parts.prefix_tokens :] = (gradient[parts.prefix_tokens :] == 0).all(1)
-        if bool(hidden.any()):
-            (unknown,) = uploaded(update, (parts.unknown or "",), "april_closed")
-            gradient = torch.cat([gradient[~hidden], unknown.reshape(1, -1)])
+        hidden = Hidden.among(gradient, update, parts) if self.adaptive else None
+        if hidden is not None:
+            gradient = hidden.joined(gradient, update)
         product = weights[qkv].T @ d_qkv  # (D, D)
         exact = update[qkv].dtype == torch.float64
         solution = ridge_solve(gradient.T, product, eps=1e-15 if exact else 1e-7)
@@ -74,11 +71,10 @@ class AprilClosed(ClosedForm):
                 f"pixels a patch; the pseudo-inverse loses the rest"
             )
         tokens = solution.x
-        if bool(hidden.any()):
-            tokens = solution.x[-1:].repeat(len(hidden), 1)
-            tokens[~hidden] = solution.x[:-1]
-            shared = weights[parts.unknown or ""].reshape(1, -1)
-            places = torch.where(hidden[:, None], shared, places)
+        if hidden is not None:
+            tokens = hidden.spread(solution.x)
+            shared = weights[hidden.unknown].reshape(1, -1)
+            places = torch.where(hidden.places[:, None], shared, places)
         embedded = (tokens - places)[parts.prefix_tokens :]
         if parts.patch_bias is not None:
             embedded = embedded - weights[parts.patch_bias]

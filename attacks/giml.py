@@ -95,8 +95,8 @@ class Giml(Gias):
     @property
     def learner(self) -> str:
         """Attacks that learn alike share one memory, whatever they search afterwards."""
-        attacking = {"steps", "refine", "space", "seeds", "lr", "lr_w", "lr_z", "after", "schedule"}
-        attacking |= {"group"}
+        attacking = {"steps", "refine", "space", "seeds", "group", "after", "schedule"}
+        attacking |= {"lr", "lr_w", "lr_z"}
         names = [f.name for f in fields(self) if f.name not in attacking]
         learning = {name: repr(getattr(self, name)) for name in names}
         digest = hashlib.sha256(json.dumps(learning, sort_keys=True).encode()).hexdigest()[:8]

@@ -19,12 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, assert_never
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.attacks.closed import (
     ClosedForm,
+    Hidden,
     RidgeSolution,
     Solved,
     fold_patches,
@@ -75,25 +75,14 @@ class PatchSolve(ClosedForm):
             case other:
                 assert_never(other)
         tokens, weight = self._system(tensors, parts)
-        hidden = self._hidden(tokens, tensors, parts)
+        hidden = Hidden.among(tokens, tensors, parts) if self.adaptive else None
         if hidden is not None:
-            unknown = tensors[parts.unknown or ""].double().cpu().reshape(1, -1)
-            tokens = torch.cat([tokens[~hidden], unknown])
+            tokens = hidden.joined(tokens, tensors)
         solution = ridge_solve(tokens.T, weight, ridge=self.ridge)  # dW = G^T X, (D, P)
         progress(1, 1, solution.residual)
-        patches = solution.x
-        if hidden is not None:
-            patches = patches[-1:].repeat(parts.tokens, 1)
-            patches[~hidden] = solution.x[:-1]
+        patches = solution.x if hidden is None else hidden.spread(solution.x)
         notes += _notes(solution, len(tokens), view.batch_size)
         return Solved(fold_patches(patches, parts), solution.residual, notes)
-
-    def _hidden(self, tokens: Tensor, update: dict[str, Tensor], parts: VitParts) -> Tensor | None:
-        """The places without a gradient of their own, where an unknown embedding took it."""
-        if not self.adaptive or parts.unknown not in update:
-            return None
-        hidden = (tokens == 0).all(1)
-        return hidden if bool(hidden.any()) else None
 
     def finish(self, image: Tensor, notes: list[str]) -> Tensor:
         if not self.snap or (distance := distance_to_8_bit(image)) >= _SNAP_BELOW:

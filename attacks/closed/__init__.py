@@ -1,6 +1,14 @@
 """Closed forms: the frame that solves for a batch of one, and the linear solvers it stands on."""
 
-from fedsim.attacks.closed.frame import ClosedForm, Solved, fold_patches, uploaded
+from fedsim.attacks.closed.frame import ClosedForm, Hidden, Solved, fold_patches, uploaded
 from fedsim.attacks.closed.solvers import RidgeSolution, ridge_solve
 
-__all__ = ["ClosedForm", "RidgeSolution", "Solved", "fold_patches", "ridge_solve", "uploaded"]
+__all__ = [
+    "ClosedForm",
+    "Hidden",
+    "RidgeSolution",
+    "Solved",
+    "fold_patches",
+    "ridge_solve",
+    "uploaded",
+]

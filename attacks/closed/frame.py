@@ -87,6 +87,35 @@ def uploaded(update: Mapping[str, Tensor], names: Iterable[str], attack: str) ->
     return tensors
 
 
+@dataclass(frozen=True)
+class Hidden:
+    """Places whose gradient one unknown embedding took (MJP): of them only its sum is known, so one
+    solution stands for all."""
+
+    places: Tensor  # (T,), true where a token is hidden
+    unknown: str  # the embedding's name
+
+    @classmethod
+    def among(cls, rows: Tensor, update: Mapping[str, Tensor], parts: VitParts) -> Hidden | None:
+        """Those without a gradient of their own in ``rows``, (T, D), of which the last are the
+        patches'; None where nothing is hidden."""
+        if parts.unknown is None or parts.unknown not in update:
+            return None
+        places = (rows == 0).all(1)
+        places[: len(rows) - parts.tokens] = False
+        return cls(places, parts.unknown) if bool(places.any()) else None
+
+    def joined(self, rows: Tensor, update: Mapping[str, Tensor]) -> Tensor:
+        """The rows that are shown, and one for all that are hidden."""
+        return torch.cat([rows[~self.places], update[self.unknown].double().cpu().reshape(1, -1)])
+
+    def spread(self, solved: Tensor) -> Tensor:
+        """A solution for every place again."""
+        whole = solved[-1:].repeat(len(self.places), 1)
+        whole[~self.places] = solved[:-1]
+        return whole
+
+
 def fold_patches(patches: Tensor, parts: VitParts) -> Tensor:
     """Patches (N, 3 p q), channel first as a convolution sees them, to an image (3, H, W)."""
     (rows, columns), (p, q) = parts.grid, parts.patch_size
