@@ -3,8 +3,9 @@
 A block-wise mask picks patches, which change places among themselves; at their places the model
 adds one shared, learned embedding that says "unknown" instead of the position (their Eq. 6). The
 positions that remain are kept meaningful by dense absolute localisation: a head must read the
-coordinates of a patch from its position embedding (their Eq. 4). On networks without patches only
-the shuffling is left.
+coordinates of a patch from its position embedding (their Eq. 4). On networks without patches, or
+without a position embedding of their own (a Swin, whose positions are relative), only the shuffling
+is left.
 """
 
 from __future__ import annotations
@@ -73,12 +74,11 @@ class Mjp(Defense):
                 raise ModelError(f"mjp finds no patches to shuffle: {error}") from error
             object.__setattr__(model, "puzzle", Puzzle((_CONVOLUTIONAL_GRID,) * 2))
             return model
-        if parts.position is None or not hasattr(model, "_pos_embed"):
-            raise ModelError(
-                "mjp needs a Vision Transformer with a position embedding it can find; this has "
-                "none."
-            )
         object.__setattr__(model, "puzzle", Puzzle(parts.grid))
+        if parts.position is None:
+            return model
+        if not hasattr(model, "_pos_embed"):
+            raise ModelError("mjp finds a position embedding, and not where the model adds it.")
         self._add_embeddings(model, parts)
         object.__setattr__(model, "_pos_embed", types.MethodType(_positions, model))
         return model
@@ -125,7 +125,8 @@ class Mjp(Defense):
             parts = vit_parts(model)
         except ModelError:
             return None
-        assert parts.position is not None
+        if parts.position is None:
+            return None
         rows = model.get_parameter(parts.position)[0, parts.prefix_tokens :]
         truth = coordinates(parts.grid).to(rows)
         puzzle = puzzle_of(model)

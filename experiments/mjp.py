@@ -1,29 +1,33 @@
 """The masked jigsaw puzzle's own tables, on our own federations.
 
     python -m experiments.mjp variants -o DIR [--seeds 3] [--only PREFIX]... [key=value]...
-    python -m experiments.mjp cifar10 -o DIR --path CIFAR10 [--seeds 3] [--only PREFIX]...
+    python -m experiments.mjp cifar10 -o DIR --path CIFAR10 [--network vit4] [--seeds 3]
+        [--only PREFIX]...
     python -m experiments.mjp patches BENCH
 
 ``variants`` trains every variant of the paper's Table 2 and the masking ratios of its Table 3, and
 prints accuracy, and Diff-norm and Consistency with half of the patches shuffled, each beside its
 difference from plain training with the same seed. ``cifar10`` trains them without a federation, on
 all of CIFAR-10, where a ViT learns to use its positions, and adds what the positions hold; networks
-that are in DIR are not trained again. ``patches`` splits what attacks made of each
-picture of a finished bench (experiments/mjp.yaml) into patches that were shuffled and patches that
-stayed; the masks are drawn again from the clients' seeds, which the attacks never see.
+that are in DIR are not trained again. ``--network resnet`` and ``swin`` are the other backbones of
+its Table 1, which have no position embedding: only the shuffling is left. ``patches`` splits what
+attacks made of each picture of a finished bench (experiments/mjp.yaml) into patches that were
+shuffled and patches that stayed; the masks are drawn again from the clients' seeds, which the
+attacks never see.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import torch
 from rich.progress import track
-from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from experiments.table import interval
 from experiments.training.cifar10 import (
@@ -37,6 +41,7 @@ from experiments.training.cifar10 import (
 )
 from fedsim.audit.stages import federate
 from fedsim.campaign.plan import jobs_of, victims
+from fedsim.core.errors import ModelError
 from fedsim.core.metrics import decibel
 from fedsim.core.models import build_model, vit_parts
 from fedsim.core.observation import read_observation
@@ -44,7 +49,7 @@ from fedsim.core.run import Run, observation_path
 from fedsim.core.spec import Spec, load_spec
 from fedsim.core.vault import Vault
 from fedsim.defenses.applied import announced, declared, prepared
-from fedsim.defenses.mjp import coordinates, puzzle_of
+from fedsim.defenses.mjp import Mjp, coordinates, puzzle_of
 from fedsim.scoring.scores import load_pictures
 from fedsim.tools.positions import (
     explained_variance,
@@ -53,6 +58,7 @@ from fedsim.tools.positions import (
     shuffling,
 )
 
+TRIED = 1000  # pictures
 SHUFFLED = 0.5  # the share of patches at which Diff-norm and Consistency are measured
 FEDERATION = [
     "data={name: photos, image_size: 32, clients: 4}",
@@ -94,7 +100,7 @@ def train_variants(root: Path, seeds: int, overrides: list[str], only: list[str]
         spec = load_spec({}, [*FEDERATION, f"seed={seed}", f"defenses=[{defense}]", *overrides])
         run = federate(spec, root / f"{name.partition(':')[0].replace(' ', '-')}-seed-{seed}")
         model = load_final_model(run)
-        apart, same, _ = shuffling(model, spec, vit_parts(model), SHUFFLED, 1000)
+        apart, same, _ = shuffling(model, spec, vit_parts(model).grid, SHUFFLED, TRIED)
         accuracy = float(run.rounds["test_accuracy"].iloc[-1])
         about = {"variant": name, "seed": seed, "accuracy": 100 * accuracy}
         rows.append({**about, "diff-norm": apart, "consistency": 100 * same})
@@ -102,10 +108,10 @@ def train_variants(root: Path, seeds: int, overrides: list[str], only: list[str]
 
 
 def train_on_cifar10(
-    root: Path, path: str, steps: int, seeds: int, only: list[str]
+    root: Path, path: str, network: str, steps: int, seeds: int, only: list[str]
 ) -> pd.DataFrame:
     """A row per variant and seed: accuracy, Diff-norm and Consistency at half of the patches, and
-    what the positions hold."""
+    what the positions hold, where there are some."""
     rows = []
     chosen = {n: d for n, d in (VARIANTS | RATIOS).items() if not only or n.startswith(tuple(only))}
     every = [(name, d, seed) for seed in range(seeds) for name, d in chosen.items()]
@@ -113,32 +119,42 @@ def train_on_cifar10(
         spec = load_spec({"data": {"name": "cifar10", "path": path}}, [f"defenses=[{defense}]"])
         defenses = declared(spec.defenses)
         stem = name.partition(":")[0].replace(" ", "-")
-        file = root / f"{stem}-seed-{seed}-steps-{steps}.safetensors"
+        file = root / network / f"{stem}-seed-{seed}-steps-{steps}.safetensors"
         if not file.is_file():
             shown = pictures(path, "train")
-            model = train(NETWORKS["vit4"], *shown, steps=steps, seed=seed, defenses=defenses)
+            model = train(NETWORKS[network], *shown, steps=steps, seed=seed, defenses=defenses)
             save(model, file, {"variant": name})
-        model = build_model(NETWORKS["vit4"].model, image_size=SIDE, num_classes=CLASSES, seed=seed)
-        model = prepared(model, defenses).eval()
-        model.load_state_dict(load_file(file))
-        parts = vit_parts(model)
-        apart, same, _ = shuffling(model, spec, parts, SHUFFLED, 1000)
-        assert parts.position is not None
-        places = model.get_parameter(parts.position).detach()[0, parts.prefix_tokens :].double()
-        rows.append(
-            {
-                "variant": name,
-                "seed": seed,
-                "accuracy": 100 * accuracy(model, *pictures(path, "test")),
-                "diff-norm": apart,
-                "consistency": 100 * same,
-                "variance in 2 of its directions": 100
-                * float(explained_variance(places)[:2].sum()),
-                "place read to": regression_error(places, coordinates(parts.grid).double()),
-            }
-        )
+        begun = NETWORKS[network].model.model_copy(update={"checkpoint": str(file)})
+        model = build_model(
+            begun, image_size=SIDE, num_classes=CLASSES, seed=seed,
+            prepare=partial(prepared, defenses=defenses),
+        ).eval()  # fmt: skip
+        about = {"variant": name, "seed": seed}
+        rows.append(about | measured(model, spec, *pictures(path, "test")))
         print_variants(pd.DataFrame(rows))
     return pd.DataFrame(rows)
+
+
+def measured(model: nn.Module, spec: Spec, images: Tensor, labels: Tensor) -> dict[str, float]:
+    """What the paper's Tables 1 to 3 and its Figure 3 measure of a trained network."""
+    puzzle = puzzle_of(Mjp(dal="none", unknown=False).prepare_model(copy.deepcopy(model)))
+    apart, same, _ = shuffling(model, spec, puzzle.grid, SHUFFLED, TRIED)
+    row = {
+        "accuracy": 100 * accuracy(model, images, labels),
+        "diff-norm": apart,
+        "consistency": 100 * same,
+    }
+    try:
+        parts = vit_parts(model)
+    except ModelError:
+        return row
+    if parts.position is None:
+        return row
+    places = model.get_parameter(parts.position).detach()[0, parts.prefix_tokens :].double()
+    return row | {
+        "variance in 2 of its directions": 100 * float(explained_variance(places)[:2].sum()),
+        "place read to": regression_error(places, coordinates(parts.grid).double()),
+    }
 
 
 def print_variants(table: pd.DataFrame) -> None:
@@ -222,6 +238,7 @@ def main() -> None:
     alone = commands.add_parser("cifar10")
     alone.add_argument("-o", "--output", type=Path, required=True)
     alone.add_argument("--path", required=True)
+    alone.add_argument("--network", choices=("vit4", "resnet", "swin"), default="vit4")
     alone.add_argument("--steps", type=int, default=2500)
     alone.add_argument("--seeds", type=int, default=3)
     alone.add_argument("--only", action="append", default=[], metavar="PREFIX")
@@ -231,7 +248,9 @@ def main() -> None:
         print_patches(asked.bench)
         return
     if asked.command == "cifar10":
-        train_on_cifar10(asked.output, asked.path, asked.steps, asked.seeds, asked.only)
+        train_on_cifar10(
+            asked.output, asked.path, asked.network, asked.steps, asked.seeds, asked.only
+        )
         return
     print_variants(train_variants(asked.output, asked.seeds, asked.overrides, asked.only))
 

@@ -48,7 +48,18 @@ class Network:
 VIT = "vit_tiny_patch16_224"
 NETWORKS = {
     "vit8": Network(ModelSpec(name=VIT, options={"patch_size": 8, "depth": 6})),
-    "vit4": Network(ModelSpec(name=VIT, options={"patch_size": 4, "depth": 4, "embed_dim": 144})),
+    "vit4": Network(ModelSpec(name=VIT, options={"patch_size": 4, "depth": 4, "embed_dim": 96})),
+    "swin": Network(
+        ModelSpec(
+            name="swin_tiny_patch4_window7_224",
+            options={
+                "window_size": 4,
+                "embed_dim": 64,
+                "depths": [2, 2],
+                "num_heads": [2, 4],
+            },
+        )
+    ),
     "resnet": Network(
         ModelSpec(
             name="resnet18",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,9 +76,10 @@ def prepare(spec: Spec, classes: int | None = None, *, willing: bool = False) ->
         _check_attack(component, spec)
     _check_generator(spec, classes)
     model = build_model(
-        spec.model, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed
-    )
-    model, public = prepared(model, defenses), Public.of(spec, classes)
+        spec.model, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed,
+        prepare=partial(prepared, defenses=defenses),
+    )  # fmt: skip
+    public = Public.of(spec, classes)
     initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if (manoeuvre := manoeuvre_of(spec)) is not None:
         with sealed():

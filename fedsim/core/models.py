@@ -7,7 +7,7 @@ head" on every Vision Transformer and ResNet that timm builds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,15 @@ def build_architecture(spec: ModelSpec, *, image_size: int, num_classes: int) ->
     return build_model(bare, image_size=image_size, num_classes=num_classes, seed=0)
 
 
-def build_model(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int) -> nn.Module:
-    """The model of a spec, in float32 on the CPU; the same seed gives the same weights."""
+def build_model(
+    spec: ModelSpec, *, image_size: int, num_classes: int, seed: int,
+    prepare: Callable[[nn.Module], nn.Module] = lambda model: model,
+) -> nn.Module:  # fmt: skip
+    """The model of a spec, in float32 on the CPU; the same seed gives the same weights.
+
+    ``prepare`` makes of it what its defenses train. A checkpoint may hold what is added there as
+    well; where it does not, that begins as it is added.
+    """
     if not timm.is_model(spec.name):
         near = did_you_mean(spec.name, timm.list_models())
         raise ModelError(f"timm knows no model '{spec.name}'{near}.")
@@ -73,12 +80,19 @@ def build_model(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int
         use_plain_first_block(model)
     if spec.init == "classic":
         begin_classic(model, seed)
-    if spec.checkpoint:
-        load_checkpoint(model, Path(spec.checkpoint))
+    state = None
+    if spec.checkpoint:  # what is there already first: what is added may go by it
+        state = read_checkpoint(Path(spec.checkpoint))
+        own = model.state_dict()
+        _load(model, {n: t for n, t in state.items() if n in own}, spec.checkpoint)
+        state = {n: t for n, t in state.items() if n not in own}
     if bins is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = Imprinted(model, image_size, bins)
+    model = prepare(model)
+    if spec.checkpoint and state:
+        _load(model, state, spec.checkpoint, missing=True)
     return model
 
 
@@ -153,11 +167,14 @@ def _bad_options(spec: ModelSpec, error: Exception) -> ModelError:
 
 
 def load_checkpoint(model: nn.Module, path: Path) -> list[str]:
-    """Load weights from ``path``; a head made for other classes is left as initialised.
+    """Load weights from ``path``; a head made for other classes is left as initialised. Returns the
+    names that were left out."""
+    return _load(model, read_checkpoint(path), path)
 
-    Returns the names that were left out. Never unpickles code: safetensors, or
-    ``torch.load(weights_only=True)``.
-    """
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file. Never unpickles code: safetensors, or
+    ``torch.load(weights_only=True)``."""
     if not path.is_file():
         raise ModelError(f"there is no checkpoint '{path}'.")
     try:
@@ -173,20 +190,31 @@ def load_checkpoint(model: nn.Module, path: Path) -> list[str]:
     for wrapper in ("state_dict", "model", "model_state_dict"):
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
             state = state[wrapper]
+    return dict(state)
+
+
+def _load(
+    model: nn.Module, state: Mapping[str, Tensor], path: str | Path, *, missing: bool = False
+) -> list[str]:
+    """Put tensors into a model; ``missing``: some of its own may be."""
     expected = model.state_dict()
     head = head_names(model)
     left_out = [n for n in head if n in state and state[n].shape != expected[n].shape]
     state = {name: tensor for name, tensor in state.items() if name not in left_out}
     wrong = [n for n in state if n in expected and state[n].shape != expected[n].shape]
-    missing = [n for n in expected if n not in state and n not in head]
+    lacking = [n for n in expected if n not in state and n not in head]
     unknown = [n for n in state if n not in expected]
-    for problem, names in (("shapes differ", wrong), ("missing", missing), ("unknown", unknown)):
+    for problem, names in (
+        ("shapes differ", wrong),
+        ("missing", [] if missing else lacking),
+        ("unknown", unknown),
+    ):
         if names:
             raise ModelError(
                 f"the checkpoint '{path}' does not fit the model: {problem}: "
                 f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}."
             )
-    model.load_state_dict(state, strict=False)
+    model.load_state_dict(dict(state), strict=False)
     return left_out
 
 

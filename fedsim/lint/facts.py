@@ -6,7 +6,9 @@ from a model's name. A ViT is built with its first blocks only: the closed forms
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -133,7 +135,7 @@ def gather(spec: Spec) -> Facts:
     )
     classes, shard = _data(spec)
     steps, images = _behind(spec, shard)
-    model = prepared(_built(spec, classes or ASSUMED_CLASSES), [g.defense for g in named_defenses])
+    model = _built(spec, classes or ASSUMED_CLASSES, [g.defense for g in named_defenses])
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     tokens = _tokens(model, trained)
     return Facts(
@@ -170,12 +172,20 @@ def _is_biased(model: nn.Module) -> bool:
         return False
 
 
-def _built(spec: Spec, classes: int) -> nn.Module:
-    """The model of a spec, without numbers in it where it would be too large."""
-    side = spec.data.image_size
+def _built(spec: Spec, classes: int, defenses: Sequence[Defense]) -> nn.Module:
+    """The model of a spec as its defenses leave it."""
     if spec.model.checkpoint:  # its positions count, and it fits the whole model only
         bare = spec.model.model_copy(update={"pretrained": False})
-        return build_model(bare, image_size=side, num_classes=classes, seed=spec.seed)
+        return build_model(
+            bare, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed,
+            prepare=partial(prepared, defenses=defenses),
+        )  # fmt: skip
+    return prepared(_bare(spec, classes), defenses)
+
+
+def _bare(spec: Spec, classes: int) -> nn.Module:
+    """The model of a spec, without numbers in it where it would be too large."""
+    side = spec.data.image_size
     with torch.device("meta"):
         whole = build_architecture(spec.model, image_size=side, num_classes=classes)
     chosen = spec.model

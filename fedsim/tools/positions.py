@@ -32,7 +32,7 @@ from fedsim.clients import images_of
 from fedsim.core.errors import RunError
 from fedsim.core.files import read_tensors, write_atomically, write_json
 from fedsim.core.learning import Protocol
-from fedsim.core.models import VitParts, build_architecture, vit_parts
+from fedsim.core.models import build_architecture, vit_parts
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
 from fedsim.defenses.applied import declared, prepared
@@ -77,7 +77,7 @@ def analyse(
         raise RunError("the model has no position embedding to look at.")
     rows = model.get_parameter(parts.position).detach()[0, parts.prefix_tokens :].double()
     shares = explained_variance(rows)
-    shuffled = [shuffling(model, spec, parts, ratio, pictures) for ratio in RATIOS]
+    shuffled = [shuffling(model, spec, parts.grid, ratio, pictures) for ratio in RATIOS]
     findings = Findings(
         parts.grid,
         DIMENSIONS,
@@ -141,7 +141,7 @@ def regression_error(rows: Tensor, places: Tensor) -> float:
 
 
 def shuffling(
-    model: nn.Module, spec: Spec, parts: VitParts, ratio: float, count: int
+    model: nn.Module, spec: Spec, grid: tuple[int, int], ratio: float, count: int
 ) -> tuple[float, float, float]:
     """Diff-norm, Consistency and accuracy on test pictures, a share of their patches shuffled."""
     images = images_of(spec.data, "test")
@@ -154,9 +154,9 @@ def shuffling(
             mask = order = None
             moved = picture
             if ratio > 0:
-                mask = block_mask(parts.grid, ratio, rng)
+                mask = block_mask(grid, ratio, rng)
                 order = shuffled_order(mask, rng)
-                moved = rearrange(picture, parts.grid, order)
+                moved = rearrange(picture, grid, order)
             before, first = _features_and_class(model, protocol.normalise(picture))
             after, second = _features_and_class(model, protocol.normalise(moved), mask, order)
             apart += float((before - after).norm())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import save_file
+from torch import nn
 
 from fedsim.core.errors import ModelError
 from fedsim.core.models import OPENING, build_model, load_checkpoint, resnet_parts, vit_parts
@@ -16,9 +18,12 @@ from fedsim.core.spec import ModelSpec
 TINY = {"patch_size": 8, "depth": 2, "embed_dim": 96}
 
 
-def build(name: str = "vit_tiny_patch16_224", options: dict | None = None, seed: int = 0, **more):
+def build(
+    name: str = "vit_tiny_patch16_224", options: dict | None = None, seed: int = 0,
+    prepare: Callable[[nn.Module], nn.Module] = lambda model: model, **more,
+):  # fmt: skip
     spec = ModelSpec(name=name, options=TINY if options is None else options, **more)
-    return build_model(spec, image_size=32, num_classes=5, seed=seed)
+    return build_model(spec, image_size=32, num_classes=5, seed=seed, prepare=prepare)
 
 
 def test_the_parts_of_a_vit_are_found() -> None:
@@ -105,6 +110,22 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ModelError, match=expected):
             load_checkpoint(build(), tmp_path / path)
+
+
+def test_a_checkpoint_may_hold_what_a_defense_adds(tmp_path: Path) -> None:
+    def widened(model: nn.Module) -> nn.Module:
+        scale = float(model.get_parameter("pos_embed").detach().mean())
+        model.register_parameter("extra", nn.Parameter(torch.full((3,), scale)))
+        return model
+
+    plain, path = build(seed=9), tmp_path / "w.safetensors"
+    save_file(plain.state_dict(), path)
+    begun = build(checkpoint=str(path), prepare=widened)  # it goes by the positions of the file
+    assert float(begun.extra[0].detach()) == float(plain.pos_embed.detach().mean())
+    save_file({**plain.state_dict(), "extra": torch.arange(3.0)}, path)
+    assert build(checkpoint=str(path), prepare=widened).extra.tolist() == [0, 1, 2]
+    with pytest.raises(ModelError, match="unknown: extra"):
+        build(checkpoint=str(path))
 
 
 def test_pretrained_weights_out_of_reach_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,12 +173,22 @@ def test_on_a_convolutional_network_only_the_picture_is_shuffled() -> None:
     assert Mjp().penalty(net) is None
 
 
-def test_a_model_without_patches_or_positions_is_refused() -> None:
+def test_a_network_whose_positions_are_relative_has_its_patches_shuffled_alone() -> None:
+    options = {"window_size": 4, "embed_dim": 24, "depths": [1, 1], "num_heads": [2, 2]}
+    net = Mjp().prepare_model(
+        model(ModelSpec(name="swin_tiny_patch4_window7_224", options=options))
+    )
+    images, labels = photos(32, [70, 20])
+    moved, _ = Mjp(ratio=0.5, probability=1.0).protect_batch(images, labels, net, secret())
+    assert puzzle_of(net).grid == (8, 8)
+    assert not torch.equal(moved, images)
+    assert Mjp().penalty(net) is None
+    assert not {"unk_embed", "dal_head"} & {n.split(".")[0] for n in net.state_dict()}
+
+
+def test_a_model_without_patches_is_refused() -> None:
     with pytest.raises(ModelError, match="finds no patches"):
         Mjp().prepare_model(model(ModelSpec(name="convnet")))
-    without = ModelSpec(options={**VIT.options, "pos_embed": "none"})
-    with pytest.raises(ModelError, match="position embedding it can find"):
-        Mjp().prepare_model(model(without))
 
 
 def test_mjp_takes_the_closed_form_apart_where_it_shuffled() -> None:

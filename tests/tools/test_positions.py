@@ -67,7 +67,7 @@ def test_a_model_is_told_of_a_shuffling_while_it_is_measured_alone() -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(net), "_pos_embed", listen)
-        shuffling(net, spec, parts, 0.5, 2)
+        shuffling(net, spec, parts.grid, 0.5, 2)
     assert [mask is None for mask, _ in told] == [True, False] * 2
     for mask, order in told[1::2]:
         assert not torch.equal(order[mask], torch.arange(16)[mask])
