@@ -4,6 +4,7 @@
     python -m experiments.mjp cifar10 -o DIR --path CIFAR10 [--network vit4] [--seeds 3]
         [--only PREFIX]...
     python -m experiments.mjp patches BENCH
+    python -m experiments.mjp inputs RUN...
 
 ``variants`` trains every variant of the paper's Table 2 and the masking ratios of its Table 3, and
 prints accuracy, and Diff-norm and Consistency with half of the patches shuffled, each beside its
@@ -13,14 +14,15 @@ that are in DIR are not trained again. ``--network resnet`` and ``swin`` are the
 its Table 1, which have no position embedding: only the shuffling is left. ``patches`` splits what
 attacks made of each picture of a finished bench (experiments/mjp.yaml) into patches that were
 shuffled and patches that stayed; the masks are drawn again from the clients' seeds, which the
-attacks never see.
+attacks never see. ``inputs`` holds what was reconstructed in finished audits against the client's
+picture and against what its network was shown, as the paper's Table 5 does.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +31,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from experiments.table import interval
+from experiments.table import cell, interval
 from experiments.training.cifar10 import (
     CLASSES,
     NETWORKS,
@@ -42,7 +44,7 @@ from experiments.training.cifar10 import (
 from fedsim.audit.stages import federate
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.errors import ModelError
-from fedsim.core.metrics import decibel
+from fedsim.core.metrics import METRICS, decibel, fft2d, lpips, psnr, ssim
 from fedsim.core.models import build_model, vit_parts
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, observation_path
@@ -58,6 +60,12 @@ from fedsim.tools.positions import (
     shuffling,
 )
 
+MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
+    "psnr": psnr,
+    "ssim": ssim,
+    "lpips": lpips,
+    "fft2d": fft2d,
+}
 TRIED = 1000  # pictures
 SHUFFLED = 0.5  # the share of patches at which Diff-norm and Consistency are measured
 FEDERATION = [
@@ -131,7 +139,6 @@ def train_on_cifar10(
         ).eval()  # fmt: skip
         about = {"variant": name, "seed": seed}
         rows.append(about | measured(model, spec, *pictures(path, "test")))
-        print_variants(pd.DataFrame(rows))
     return pd.DataFrame(rows)
 
 
@@ -201,6 +208,41 @@ def _mask(run: Run, spec: Spec, round_: int, client: int) -> Tensor:
     return puzzle.mask.view(puzzle.grid)
 
 
+def shown_pictures(run: Run, spec: Spec, round_: int, client: int) -> Tensor:
+    """A client's pictures as its network was shown them."""
+    truth = Vault(run.vault).read(round_, client)
+    public = read_observation(observation_path(run.observations, round_, client)).public
+    model, images, rng = announced(public), truth.images, truth.coin()
+    for defense in declared(public.defenses):
+        defense = defense.at_round(round_, client, spec.cohort(round_))
+        images, _ = defense.protect_batch(images, truth.labels, model, rng)
+    return images
+
+
+def print_inputs(runs: list[Run]) -> None:
+    """PSNR, SSIM, LPIPS and FFT2D of reconstructions against the picture and against the input."""
+    titles = [METRICS[name].title for name in MEASURES]
+    print("| run | attack | against | " + " | ".join(titles) + " |")
+    print("|---|---|---|" + "---|" * len(titles))
+    for run in runs:
+        rows = []
+        for job in jobs_of(run, run.spec, victims(run.spec)):
+            pictures = load_pictures(run, job)
+            if pictures is None:
+                continue
+            inputs = shown_pictures(run, run.spec, job.round, job.client)
+            for against, truth in (("the picture", pictures.truth), ("the input", inputs)):
+                row: dict[str, object] = {"attack": job.label, "against": against}
+                for name, measure in MEASURES.items():
+                    values = measure(truth, pictures.guess)
+                    row[name] = float("nan") if values is None else float(values.mean())
+                rows.append(row)
+        table = pd.DataFrame(rows)
+        for about, some in table.groupby(["attack", "against"], sort=False):
+            cells = [*about, *(cell(some[name]) for name in MEASURES)]
+            print(f"| {run.spec.name} | {' | '.join(cells)} |")
+
+
 def _patch_errors(truth: Tensor, guess: Tensor, grid: torch.Size) -> Tensor:
     """The squared error of every patch, (B, rows, columns)."""
     side = truth.shape[-1] // grid[0]
@@ -238,19 +280,26 @@ def main() -> None:
     alone = commands.add_parser("cifar10")
     alone.add_argument("-o", "--output", type=Path, required=True)
     alone.add_argument("--path", required=True)
-    alone.add_argument("--network", choices=("vit4", "resnet", "swin"), default="vit4")
+    alone.add_argument(
+        "--network", choices=("vit4", "vit4-plain", "resnet", "swin"), default="vit4"
+    )
     alone.add_argument("--steps", type=int, default=2500)
     alone.add_argument("--seeds", type=int, default=3)
     alone.add_argument("--only", action="append", default=[], metavar="PREFIX")
     commands.add_parser("patches").add_argument("bench", type=Path)
+    commands.add_parser("inputs").add_argument("runs", type=Path, nargs="+")
     asked = parser.parse_args()
+    if asked.command == "inputs":
+        print_inputs([Run(path) for path in asked.runs])
+        return
     if asked.command == "patches":
         print_patches(asked.bench)
         return
     if asked.command == "cifar10":
-        train_on_cifar10(
+        table = train_on_cifar10(
             asked.output, asked.path, asked.network, asked.steps, asked.seeds, asked.only
         )
+        print_variants(table)
         return
     print_variants(train_variants(asked.output, asked.seeds, asked.overrides, asked.only))
 

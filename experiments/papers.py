@@ -1,12 +1,12 @@
-"""The papers' tables again, unattended: every audit that is missing, then one page of tables.
+"""The papers' tables again, unattended: everything that is missing, then one page of tables.
 
     python -m experiments.papers -o DIR --cifar10 CIFAR10 --faces olivettifaces.mat
         [--only WORD ...] [--jobs N] [--paper] [--list]
 
 What is done is not done again: the same command goes on after anything that stopped it. ``--jobs``
 runs so many tables at a time, each with its share of the processor. ``--paper`` takes the papers'
-own budgets (`preset: paper`, for a GPU). Each table is an audit of one spec under `experiments/`;
-its page is DIR/TABLES.md, with the time that each took.
+own budgets (`preset: paper`, for a GPU). A table is an audit of one spec under `experiments/`, or
+what a script there prints; its page is DIR/TABLES.md, with the time that each took.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,25 +26,85 @@ from typing import Literal
 from experiments.table import lines_of
 from fedsim.attacks import create_attack
 from fedsim.attacks.matching import PresetParameters
+from fedsim.core.files import write_atomically
 from fedsim.core.run import Run
 from fedsim.core.spec import load_spec
 
 HERE = Path(__file__).parent
-TIMES = "seconds.json"
-Source = Literal["cifar10", "faces", "largest", "random"]
-# Trained on people whom nobody attacks (experiments/data/olivetti.py).
-GENERATOR = ("--data", "imagefolder", "--steps", "1000", "channels=1", "width=24")
+TIMES, PRINTED = "seconds.json", "table.md"
+Source = Literal["cifar10", "faces", "domains", "largest", "random", "any"]
+# Trained on people whom nobody attacks (experiments/data/olivetti.py), or on no people at all.
+GENERATOR = ("--steps", "1000", "channels=1", "width=24")
 
 
 @dataclass(frozen=True)
 class Table:
-    """One audit: a spec, what is changed in it, and the attack that differences are taken from."""
+    """One audit: a spec, what is changed in it, and the attack that differences are taken from.
+    ``{root}`` in an override is the folder of all tables, ``after`` one that must be done first."""
 
     name: str
     spec: str
     overrides: tuple[str, ...] = ()
     against: str = "prior_only"
     data: Source = "cifar10"
+    after: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        return f"experiments/{self.spec}"
+
+    def done(self, root: Path) -> bool:
+        return (root / self.name / "scores.csv").is_file()
+
+    def lines(self, root: Path) -> list[str]:
+        run = Run(root / self.name)
+        return [*lines_of([run]), "", *lines_of([run], self.against)]
+
+    def run(self, root: Path, given: Sequence[str], *, paper: bool, jobs: int) -> None:
+        """The audit, gone on with where it stopped."""
+        folder = root / self.name
+        if (folder / "run.json").is_file():  # begun: its spec is in there
+            run_fedsim("audit", "--resume", str(folder), jobs=jobs)
+            return
+        overrides = [word.replace("{root}", str(root)) for word in self.overrides]
+        if paper:
+            overrides.append(at_paper_budget(HERE / self.spec))
+        spec = str(HERE / self.spec)
+        run_fedsim("audit", spec, *overrides, *given, "-o", str(folder), jobs=jobs)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a script under `experiments/` prints as a table. In its words ``{path}`` is the data and
+    ``{folder}`` a folder of its own, where it goes on from what is there."""
+
+    name: str
+    words: tuple[str, ...]
+    data: Source = "any"
+    after: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        return f"python -m experiments.{self.words[0]}"
+
+    def done(self, root: Path) -> bool:
+        return (root / self.name / PRINTED).is_file()
+
+    def lines(self, root: Path) -> list[str]:
+        return (root / self.name / PRINTED).read_text().splitlines()
+
+    def run(self, root: Path, given: Sequence[str], *, paper: bool, jobs: int) -> None:
+        folder = root / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        path = next((w.partition("=")[2] for w in given if w.startswith("data.path=")), "")
+        words = [word.format(root=root, path=path, folder=folder) for word in self.words]
+        command = [sys.executable, "-m", f"experiments.{words[0]}", *words[1:]]
+        said = subprocess.run(
+            command, check=True, cwd=HERE.parent, env=os.environ | share(jobs),
+            stdout=subprocess.PIPE, text=True,
+        ).stdout  # fmt: skip
+        table = [line for line in said.splitlines() if line.startswith("|") or not line.strip()]
+        write_atomically(folder / PRINTED, "\n".join(table).strip().encode() + b"\n")
 
 
 def batch_sizes(spec: str, stem: str, sizes: tuple[int, ...]) -> list[Table]:
@@ -54,16 +114,53 @@ def batch_sizes(spec: str, stem: str, sizes: tuple[int, ...]) -> list[Table]:
     ]
 
 
+def architecture(name: str, options: str) -> Table:
+    """GradViT on another network of `experiments/checkpoints`."""
+    checkpoint = f"model.checkpoint=experiments/checkpoints/{name}.safetensors"
+    changed = (checkpoint, f"model.options={options}", f"name={name}")
+    return Table(f"gradvit-3-{name}", "tables/vit_batch.yaml", changed)
+
+
+def chain(depth: int) -> Table:
+    """R-GAP on a plain network of so many convolutions."""
+    layers = f"channels: {[24] * depth}, strides: {[1] * depth}, activation: leaky_relu"
+    changed = (f"model.options={{{layers}}}", f"name=cnn{depth}")
+    return Table(f"gias-a2-cnn{depth}", "gias/rgap_depth.yaml", changed, data="any")
+
+
+def analytic(name: str, network: str, defenses: str) -> Table:
+    """The analytic attack on a network that was trained for MJP's tables."""
+    checkpoint = f"{{root}}/{ATTACKED}/vit4-plain/{network}-seed-0-steps-{BRIEF[1]}.safetensors"
+    changed = (f"model.checkpoint={checkpoint}", f"defenses={defenses}", f"name={name}")
+    return Table(f"mjp-5-{name}", "tables/mjp_trained.yaml", changed, after=(ATTACKED,))
+
+
 PLAIN_APRIL = "april without its position term"
-TABLES = [
+BRIEF = ("--steps", "1250")
+ATTACKED = "mjp-5-networks"
+ANALYTIC = [
+    analytic("plain", "A", "[]"),
+    analytic("a-mjp-on-pictures-as-they-are", "J", "[{name: mjp, probability: 0}]"),
+    analytic("b-mjp-on-shuffled-pictures", "J", "[{name: mjp, ratio: 0.9, probability: 1.0}]"),
+    analytic(
+        "c-plain-on-shuffled-pictures",
+        "A",
+        "[{name: mjp, ratio: 0.9, probability: 1.0, unknown: false, dal: none}]",
+    ),
+]
+TABLES: list[Table | Script] = [
     Table("gradvit-1-vit", "tables/vit.yaml", against="inverting_gradients"),
     Table("gradvit-1-vit-long", "tables/vit_long.yaml", against="inverting_gradients"),
     Table("gradvit-1-resnet", "tables/resnet.yaml"),
     Table("gradvit-2-terms", "tables/vit_terms.yaml", against="matching and TV"),
+    architecture("vit4", "{patch_size: 4, depth: 4, embed_dim: 96}"),
+    architecture("vit8", "{patch_size: 8, depth: 6}"),
+    architecture("vit8-small", "{patch_size: 8, depth: 4, embed_dim: 96}"),
     Table("gradvit-4-5-layers", "tables/vit_layers.yaml", against="all layers"),
     *batch_sizes("tables/vit_batch.yaml", "gradvit", (1, 2, 4, 8)),
+    Script("gradinversion-1-labels-and-closed-forms", ("closed_forms",)),
     Table("gradinversion-2-terms", "tables/resnet_terms.yaml", against="matching alone"),
-    *batch_sizes("tables/resnet_batch.yaml", "gradinversion", (1, 2, 4, 8)),
+    *batch_sizes("tables/resnet_batch.yaml", "gradinversion", (1, 2, 4, 8, 16)),
     Table(
         "gradinversion-3-untrained",
         "tables/resnet_batch.yaml",
@@ -81,46 +178,117 @@ TABLES = [
     Table("april-1-a", "tables/april_a.yaml", against=PLAIN_APRIL),
     Table("april-1-b", "tables/april_b.yaml", against=PLAIN_APRIL),
     Table("april-4-frozen", "tables/april_frozen.yaml"),
+    Script(
+        "mjp-2-3-vit",
+        (*("mjp", "cifar10", "--path", "{path}", "-o", "{folder}"), *BRIEF, "--seeds", "1"),
+        "cifar10",
+    ),
+    *(
+        Script(
+            f"mjp-1-{network}",
+            (
+                *("mjp", "cifar10", "--network", network, "--path", "{path}", "-o", "{folder}"),
+                *(*BRIEF, "--seeds", "3", "--only", "A", "--only", "E"),
+            ),
+            "cifar10",
+        )
+        for network in ("resnet", "swin")
+    ),
+    Script(
+        ATTACKED,
+        (
+            *("mjp", "cifar10", "--network", "vit4-plain", "--path", "{path}", "-o", "{folder}"),
+            *(*BRIEF, "--seeds", "1", "--only", "A", "--only", "J:"),
+        ),
+        "cifar10",
+    ),
+    *ANALYTIC,
+    Script(
+        "mjp-5-inputs",
+        ("mjp", "inputs", *(f"{{root}}/{table.name}" for table in ANALYTIC)),
+        after=tuple(table.name for table in ANALYTIC),
+    ),
     Table("gias-1", "gias/table1.yaml", against="x", data="faces"),
+    Table("gias-3-underdetermined", "gias/underdetermined.yaml", against="x", data="faces"),
+    *(
+        Table(
+            f"gias-5-{word}",
+            "gias/underdetermined.yaml",
+            (change, f"name={word}"),
+            against="x",
+            data="faces",
+        )
+        for word, change in (
+            ("batch-4", "train.batch_size=4"),
+            ("sparse", "defenses=[{name: top_k, sparsity: 0.9}]"),
+            ("noise", "defenses=[{name: gaussian_noise, std: 0.3, relative: true}]"),
+        )
+    ),
+    Table("gias-a1-rgap", "gias/rgap.yaml", data="faces"),
+    *(chain(depth) for depth in (2, 4, 6, 10)),
+    Script("gias-a3-joint", ("joint", "--data", "{path}"), "faces"),
+    Table("giml-6-beta", "gias/giml_beta.yaml", against="z, wrong domain", data="domains"),
+    Script("gias-a4-speed", ("convergence", "{root}/giml-6-beta"), after=("giml-6-beta",)),
 ]
+
+
+def share(jobs: int) -> dict[str, str]:
+    """The environment of one of so many processes at a time."""
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
 
 
 def run_fedsim(*words: str, jobs: int = 1) -> None:
     """One command of fedsim in a process of its own, with its share of the processor."""
-    share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
     command = [sys.executable, "-m", "fedsim.cli", *words]
-    subprocess.run(command, check=True, cwd=HERE.parent, env=os.environ | share)
+    subprocess.run(command, check=True, cwd=HERE.parent, env=os.environ | share(jobs))
 
 
-def run_table(table: Table, root: Path, overrides: Sequence[str], jobs: int = 1) -> float:
-    """The audit of one table, gone on with where it stopped; seconds."""
-    began = time.perf_counter()
-    what = [str(HERE / table.spec), *table.overrides, *overrides, "-o", str(root)]
-    if (root / "run.json").is_file():  # begun: its spec is in there
-        what = ["--resume", str(root)]
-    run_fedsim("audit", *what, jobs=jobs)
-    return time.perf_counter() - began
-
-
-def prepare(source: Source, path: Path, root: Path) -> list[str]:
+def prepare(source: Source, paths: Paths, root: Path) -> list[str]:
     """What a data set needs before its tables, made once; the overrides that name it."""
+    if source == "any":
+        return []
     if source == "cifar10":
-        return [f"data.path={path}"]
+        return [f"data.path={paths.cifar10}"]
     if source in ("largest", "random"):
         trees = root / "vulnerable"
         if not (trees / source).is_dir():
-            picking = ("pick", "--path", str(path), "-o", str(trees))
+            picking = ("pick", "--path", str(paths.cifar10), "-o", str(trees))
             command = [sys.executable, "-m", "experiments.vulnerable", *picking]
             subprocess.run(command, check=True, cwd=HERE.parent)
         return [f"data.path={trees / source}"]
-    faces, generator = root / "faces", root / "faces.safetensors"
+    faces = root / "faces"
     if not (faces / "victims").is_dir():
         script = str(HERE / "data" / "olivetti.py")
-        subprocess.run([sys.executable, script, str(path), "-o", str(faces)], check=True)
-    if not generator.is_file():
-        trained = ("--path", str(faces / "train"), "-o", str(generator))
-        run_fedsim("generator", "train", *trained, *GENERATOR)
-    return [f"data.path={faces / 'victims'}", f"threat.generator.checkpoint={generator}"]
+        subprocess.run([sys.executable, script, str(paths.faces), "-o", str(faces)], check=True)
+    if source == "faces":
+        learned, name, shown = root / "faces.safetensors", "imagefolder", faces / "train"
+    else:
+        learned, name, shown = root / "cifar.safetensors", "cifar10", paths.needed("cifar10")
+    if not learned.is_file():
+        where = ("--data", name, "--path", str(shown), "-o", str(learned))
+        run_fedsim("generator", "train", *where, *GENERATOR)
+    return [f"data.path={faces / 'victims'}", f"threat.generator.checkpoint={learned}"]
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where the data is that the tables are made of."""
+
+    cifar10: Path | None
+    faces: Path | None
+
+    def needed(self, option: Literal["cifar10", "faces"]) -> Path:
+        path: Path | None = getattr(self, option)
+        if path is None or not path.exists():
+            raise SystemExit(f"these tables need --{option} PATH; choose others with --only")
+        return path
+
+    def check(self, source: Source) -> None:
+        """End with a sentence where the data of some tables is not there."""
+        if source in ("faces", "domains"):
+            self.needed("faces")
+        if source in ("cifar10", "largest", "random", "domains"):
+            self.needed("cifar10")
 
 
 TUNED = {"steps", "refine", "tv", "lr_z", "lr_w"}  # for a CPU, wherever they stand
@@ -152,46 +320,60 @@ def page(root: Path, seconds: dict[str, float]) -> str:
     """All tables that are done, each with its differences."""
     parts = ["# The papers' tables\n"]
     for table in TABLES:
-        folder = root / table.name
-        if not (folder / "scores.csv").is_file():
+        if not table.done(root):
             continue
         took = f", {seconds[table.name] / 60:.0f} minutes" if table.name in seconds else ""
-        parts.append(f"\n## {table.name} (`experiments/{table.spec}`{took})\n")
-        run = Run(folder)
-        parts += ["\n".join(lines_of([run])), "", "\n".join(lines_of([run], table.against)), ""]
+        parts.append(f"\n## {table.name} (`{table.origin}`{took})\n")
+        parts += [*table.lines(root), ""]
     return "\n".join(parts)
 
 
-def missing(chosen: Sequence[Table], root: Path) -> list[Table]:
-    return [table for table in chosen if not (root / table.name / "scores.csv").is_file()]
+def missing(chosen: Sequence[Table | Script], root: Path) -> list[Table | Script]:
+    return [table for table in chosen if not table.done(root)]
+
+
+def ready(todo: Sequence[Table | Script], running: Sequence[str]) -> list[Table | Script]:
+    """Those that wait for none of what is still to come."""
+    ahead = {table.name for table in todo} | set(running)
+    return [table for table in todo if not ahead & set(table.after)]
 
 
 def run_missing(
-    chosen: Sequence[Table], root: Path, given: dict[Source, list[str]], *, paper: bool, jobs: int
+    chosen: Sequence[Table | Script],
+    root: Path,
+    given: Mapping[Source, Sequence[str]],
+    *,
+    paper: bool,
+    jobs: int,
 ) -> None:
     """Every table that is not there yet; the page grows with each."""
     log = root / TIMES
     seconds = json.loads(log.read_text()) if log.is_file() else {}
     todo = missing(chosen, root)
+    count, done = len(todo), 0
 
-    def run(table: Table) -> float:
-        overrides = list(given[table.data])
-        if paper:
-            overrides.append(at_paper_budget(HERE / table.spec))
-        return run_table(table, root / table.name, overrides, jobs)
+    def run(table: Table | Script) -> float:
+        began = time.perf_counter()
+        table.run(root, given[table.data], paper=paper, jobs=jobs)
+        return time.perf_counter() - began
 
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(run, table): table for table in todo}
-        for done, future in enumerate(as_completed(waiting), start=1):
-            name = waiting[future].name
-            try:
-                seconds[name] = seconds.get(name, 0) + future.result()
-            except subprocess.CalledProcessError as error:  # it has said why; the others go on
-                print(f"{done} of {len(todo)}: {name} ended with {error.returncode}", flush=True)
-                continue
-            log.write_text(json.dumps(seconds))
-            (root / "TABLES.md").write_text(page(root, seconds))
-            print(f"{done} of {len(todo)}: {name}, {seconds[name] / 60:.0f} minutes", flush=True)
+        running: dict[Future[float], Table | Script] = {}
+        while todo or running:
+            names = [table.name for table in running.values()]
+            for table in ready(todo, names)[: jobs - len(running)]:
+                todo.remove(table)
+                running[pool.submit(run, table)] = table
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                name, done = running.pop(future).name, done + 1
+                try:
+                    seconds[name] = seconds.get(name, 0) + future.result()
+                except subprocess.CalledProcessError as error:  # it has said why; the others go on
+                    print(f"{done} of {count}: {name} ended with {error.returncode}", flush=True)
+                    continue
+                log.write_text(json.dumps(seconds))
+                (root / "TABLES.md").write_text(page(root, seconds))
+                print(f"{done} of {count}: {name}, {seconds[name] / 60:.0f} minutes", flush=True)
     (root / "TABLES.md").write_text(page(root, seconds))
 
 
@@ -207,17 +389,15 @@ def main() -> None:
     asked = parser.parse_args()
     chosen = [t for t in TABLES if not asked.only or any(word in t.name for word in asked.only)]
     if asked.list:
-        print("\n".join(f"{table.name}: experiments/{table.spec}" for table in chosen))
+        print("\n".join(f"{table.name}: {table.origin}" for table in chosen))
         return
     root = asked.output.absolute()
     root.mkdir(parents=True, exist_ok=True)
-    given: dict[Source, list[str]] = {}
-    for source in dict.fromkeys(table.data for table in missing(chosen, root)):
-        path = asked.faces if source == "faces" else asked.cifar10
-        if path is None or not path.exists():
-            option = "faces" if source == "faces" else "cifar10"
-            parser.error(f"these tables need --{option} PATH; choose others with --only")
-        given[source] = prepare(source, path.absolute(), root)
+    paths = Paths(*(path and path.absolute() for path in (asked.cifar10, asked.faces)))
+    sources = dict.fromkeys(table.data for table in missing(chosen, root))
+    for source in sources:
+        paths.check(source)
+    given = {source: prepare(source, paths, root) for source in sources}
     run_missing(chosen, root, given, paper=asked.paper, jobs=asked.jobs)
     print(root / "TABLES.md")
     if left := missing(chosen, root):
