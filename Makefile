@@ -27,12 +27,13 @@ test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
 # The papers' tables again, resumable: make papers CIFAR10=PATH FACES=olivettifaces.mat (hours on two
-# cores; JOBS=2 runs two tables at a time).
+# cores; JOBS=2 runs two tables at a time). PAPER=1, on a GPU: the papers' own budgets.
 CIFAR10 ?=
 FACES ?=
 JOBS ?= 1
+PAPER ?=
 papers: $(STAMP)
-	$(BIN)/python -m experiments.papers -o runs/papers --jobs $(JOBS) \
+	$(BIN)/python -m experiments.papers -o runs/papers$(if $(PAPER),-paper) --jobs $(JOBS) $(if $(PAPER),--paper) \
 	    $(if $(CIFAR10),--cifar10 "$(CIFAR10)") $(if $(FACES),--faces "$(FACES)")
 
 lint: $(STAMP)

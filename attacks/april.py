@@ -49,8 +49,9 @@ class April(PresetParameters, MatchingAttack):
 
     def check_model(self, model: nn.Module, public: Public) -> None:
         super().check_model(model, public)
-        if transformer_parts(model, "april").position is None:
-            raise AttackError("april needs a learnable position embedding; there is none.")
+        position = transformer_parts(model, "april").position
+        if position is None or not model.get_parameter(position).requires_grad:
+            raise AttackError("april needs a learned position embedding; there is none.")
 
     def objective(self, problem: Problem) -> Objective:
         position = transformer_parts(problem.model, "april").position

@@ -79,7 +79,7 @@ class AprilClosed(ClosedForm):
         if parts.patch_bias is not None:
             embedded = embedded - weights[parts.patch_bias]
         patches = embedded @ torch.linalg.pinv(projection).T
-        return Solved(fold_patches(patches, parts), solution.residual, notes)
+        return Solved(fold_patches(patches, parts), solution.residual, notes, informed.undo)
 
 
 def _parts(model: nn.Module) -> tuple[VitParts, str]:

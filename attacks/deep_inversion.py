@@ -90,7 +90,7 @@ class DeepInversion(PresetParameters, MatchingAttack):
         return [variation, Term("l2", self.l2, l2_norm)]
 
     def features(self, problem: Problem) -> FeaturePrior | None:
-        return batchnorm_prior(problem, self.batchnorm, self.bn, self.bn_first)
+        return batchnorm_prior(problem, self.batchnorm, self.bn, self.bn_first, matched=False)
 
     def refuse_labels(self) -> None:
         if self.labels == "joint":

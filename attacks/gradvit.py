@@ -83,7 +83,7 @@ class GradVit(PresetParameters, MatchingAttack):
     register_every: Count = PRESET
     scheduled: bool = True
     prior_network: bool = True
-    prior_size: int = 64
+    prior_size: Count = 64
     prior_scaled: bool = True
     box: bool = PRESET
 

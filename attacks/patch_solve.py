@@ -71,7 +71,7 @@ class PatchSolve(ClosedForm):
             case Upload.GRADIENT:
                 pass
             case Upload.DELTA:
-                tensors = _without_decay(view, model, notes)
+                tensors = _without_decay(view, tensors, model, notes)
             case other:
                 assert_never(other)
         tokens, weight = self._system(tensors, parts)
@@ -82,7 +82,7 @@ class PatchSolve(ClosedForm):
         progress(1, 1, solution.residual)
         patches = solution.x if hidden is None else hidden.spread(solution.x)
         notes += _notes(solution, len(tokens), view.batch_size)
-        return Solved(fold_patches(patches, parts), solution.residual, notes)
+        return Solved(fold_patches(patches, parts), solution.residual, notes, informed.undo)
 
     def finish(self, image: Tensor, notes: list[str]) -> Tensor:
         if not self.snap or (distance := distance_to_8_bit(image)) >= _SNAP_BELOW:
@@ -117,14 +117,15 @@ def distance_to_8_bit(image: Tensor) -> float:
     return float((inside - inside.round()).abs().mean()) if len(inside) else 1.0
 
 
-def _without_decay(view: View, model: nn.Module, notes: list[str]) -> dict[str, Tensor]:
+def _without_decay(
+    view: View, delta: dict[str, Tensor], model: nn.Module, notes: list[str]
+) -> dict[str, Tensor]:
     """A weight delta less what weight decay made of the weights, as far as it is known.
 
     SGD with momentum and decay is linear: the weights after the steps are f times those before,
     plus a filter of the gradients that is the same for every weight. One number f, found by running
     the recursion without gradients, takes the first part out.
     """
-    delta = view.update.tensors
     if not (view.grants("optimizer") and view.grants("learning_rate")):
         notes.append("the client's optimiser is not known: solved as plain SGD")
         return delta

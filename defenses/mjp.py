@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from fedsim.core.defense import Defense, Informed
@@ -26,7 +28,11 @@ from fedsim.core.models import VitParts, batchnorm_names, vit_parts
 from fedsim.core.spec import Upload
 from fedsim.defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
 
+if TYPE_CHECKING:
+    from fedsim.core.learning import Update
+
 _CONVOLUTIONAL_GRID = 8  # patches per side, for networks that have none of their own
+_ALIKE = 0.9  # the least cosine at which the head's update is its gradient, but for scale and noise
 UNKNOWN, INDEX, HEAD = "unk_embed", "index_embed", "dal_head"
 
 
@@ -37,6 +43,7 @@ class Puzzle:
     grid: tuple[int, int]
     mask: Tensor | None = None  # (N,), while it learns from a shuffled batch
     order: Tensor | None = None  # (N,), which patch stands at each place then
+    hide: bool = True  # whether the unknown embedding stands for masked positions
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,9 @@ class Mjp(Defense):
     The paper's variants: ``positions`` False removes the position embedding (B of its Table 2),
     ``pixels`` also scrambles the pixels inside all patches (C), ``probability`` 0 and ``unknown``
     False leave the localisation alone (D), ``unknown`` False leaves the positions of shuffled
-    patches in place (E), ``index`` adds to every patch an embedding of where it came from (F). The
-    ratio is that of the paper's main model.
+    patches in place (E), ``index`` adds to every patch an embedding of where it came from (F);
+    ``hide`` False keeps the positions of shuffled patches although the network has learned an
+    unknown embedding (its Table 5c). The ratio is that of the paper's main model.
     """
 
     ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
@@ -62,6 +70,7 @@ class Mjp(Defense):
     index: bool = False
     pixels: bool = False
     positions: bool = True
+    hide: bool = True
 
     def at_round(self, round_: int, client: int, cohort: Sequence[int]) -> Mjp:
         return replace(self, probability=0.0) if round_ <= self.warmup else self
@@ -74,7 +83,7 @@ class Mjp(Defense):
                 raise ModelError(f"mjp finds no patches to shuffle: {error}") from error
             object.__setattr__(model, "puzzle", Puzzle((_CONVOLUTIONAL_GRID,) * 2))
             return model
-        object.__setattr__(model, "puzzle", Puzzle(parts.grid))
+        object.__setattr__(model, "puzzle", Puzzle(parts.grid, hide=self.hide))
         if parts.position is None:
             return model
         if not hasattr(model, "_pos_embed"):
@@ -138,34 +147,69 @@ class Mjp(Defense):
 
     def counter(self, seen: Informed, model: nn.Module) -> Informed:
         """Shuffled places have position gradients of exactly zero, but for what the localisation
-        adds, which does not depend on the data: compute it, subtract it, read the mask."""
+        adds, which does not depend on the data: read the mask, compute that and subtract it. Where
+        an index embedding took the same gradients in another order, the order is read as well."""
         try:
-            position = vit_parts(model).position
+            parts = vit_parts(model)
         except ModelError:
             return seen
-        tensors = dict(seen.update.tensors)
-        if position not in tensors or seen.update.kind is not Upload.GRADIENT:
+        tensors, position = seen.update.tensors, parts.position
+        if position is None or position not in tensors:
             return seen
-        assert position is not None
         puzzle = puzzle_of(model)
-        puzzle.mask = self._read_mask(tensors[position], model)
-        for name, gradient in self._localisation_gradient(model).items():
-            if name in tensors:
-                tensors[name] = tensors[name] - gradient.to(tensors[name])
-        note = "mjp: this batch was not shuffled"
-        if puzzle.mask is not None:
-            hidden = int(puzzle.mask.sum())
-            note = f"mjp: the mask ({hidden} of {len(puzzle.mask)} patches) read from zero rows"
+        puzzle.order = None
+        rows = _rows(tensors[position], parts)
+        puzzle.mask, words = self._read_mask(rows, tensors)
+        tensors, notes = self._without_localisation(seen.update, model, puzzle)
+        undo = seen.undo
+        if self.index and INDEX in tensors and not self.unknown:
+            told = self._localisation_gradient(model).get(position)
+            own = torch.zeros_like(rows) if told is None else _rows(told, parts)
+            index = _rows(tensors[INDEX], parts)
+            puzzle.order, puzzle.mask = _read_order(rows, index, own.to(rows))
+            tensors, notes = self._without_localisation(seen.update, model, puzzle)
+            words = f"the order of all patches ({int(puzzle.mask.sum())} moved) read from `index`"
+            undo = partial(rearrange, grid=puzzle.grid, order=puzzle.order.argsort())
         update = replace(seen.update, tensors=tensors)
-        return replace(seen, update=update, notes=(*seen.notes, note))
+        return replace(seen, update=update, undo=undo, notes=(*seen.notes, f"mjp: {words}", *notes))
 
-    def _read_mask(self, gradient: Tensor, model: nn.Module) -> Tensor | None:
-        """The places whose position got no gradient; localisation leaves out the same ones."""
-        grid = puzzle_of(model).grid
-        rows = gradient.reshape(-1, gradient.shape[-1])[-grid[0] * grid[1] :]
+    def _read_mask(self, rows: Tensor, tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, str]:
+        """The places (N,) whose position got no gradient, None where none are known, in words."""
+        if self.probability == 0:
+            return None, "it never shuffles"
+        if not (self.unknown and self.hide) or UNKNOWN not in tensors:
+            return None, "whether patches were shuffled cannot be told"
+        if not bool(tensors[UNKNOWN].any()):
+            return None, "this batch was not shuffled"
         mask = (rows == 0).all(1)
-        device = next(model.parameters()).device
-        return mask.to(device) if bool(mask.any()) and not bool(mask.all()) else None
+        if not bool(mask.any()):
+            return None, "which patches were shuffled cannot be told"
+        return mask, f"the mask ({int(mask.sum())} of {len(mask)} patches) read from zero rows"
+
+    def _without_localisation(
+        self, update: Update, model: nn.Module, puzzle: Puzzle
+    ) -> tuple[dict[str, Tensor], list[str]]:
+        """The update without what the localisation alone added to it. Nothing else touches its
+        head, whose gradient so tells its scale: a client that clips, or one step of a delta."""
+        tensors, gradient = dict(update.tensors), self._localisation_gradient(model)
+        if not gradient:
+            return tensors, []
+        head = [name for name in gradient if name.startswith(f"{HEAD}.") and name in tensors]
+        scale: float | None = 1.0 if update.kind is Upload.GRADIENT else None
+        if head:
+            own = torch.cat([gradient[name].flatten() for name in head]).double()
+            seen = torch.cat([tensors[name].flatten() for name in head]).to(own)
+            own = own * (seen != 0)  # what was not uploaded says nothing
+            alike = float(own @ seen / (own.norm() * seen.norm()).clamp(min=1e-30))
+            one = abs(alike) >= _ALIKE and (alike > 0) == (update.kind is Upload.GRADIENT)
+            scale = float(own @ seen / (own @ own)) if one else None
+        if scale is None:
+            return tensors, ["mjp: its localisation is left in, whose scale cannot be told"]
+        for name, own in gradient.items():
+            if name in tensors:
+                seen = tensors[name]
+                tensors[name] = torch.where(seen == 0, seen, seen - scale * own.to(seen))
+        return tensors, []
 
     def _localisation_gradient(self, model: nn.Module) -> dict[str, Tensor]:
         """What the localisation alone adds to the gradient."""
@@ -198,7 +242,7 @@ def _positions(self: Any, tokens: Tensor) -> Tensor:
     embedding = self._parameters["pos_embed"]
     prefix = embedding.shape[1] - math.prod(self.puzzle.grid)
     rows = embedding[:, prefix:]
-    if mask is not None and UNKNOWN in self._parameters:
+    if mask is not None and self.puzzle.hide and UNKNOWN in self._parameters:
         rows = torch.where(mask[None, :, None], self._parameters[UNKNOWN], rows)
     if INDEX in self._parameters:
         index = self._parameters[INDEX]
@@ -208,6 +252,30 @@ def _positions(self: Any, tokens: Tensor) -> Tensor:
         return original(self, tokens)
     finally:
         self._parameters["pos_embed"] = embedding
+
+
+def _rows(gradient: Tensor, parts: VitParts) -> Tensor:
+    """What the patches' embeddings got, (N, D)."""
+    return gradient.reshape(-1, gradient.shape[-1])[-parts.tokens :]
+
+
+def _read_order(positions: Tensor, index: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+    """Which patch stood at each place, (N,): its row of ``index`` got what the place's row got, but
+    for the localisation's share, along ``told``, which only places outside the mask have; and the
+    mask, (N,)."""
+    positions, index, told = positions.double(), index.double(), told.double()
+    apart = torch.cdist(positions, index)
+    rest = positions - index
+    along = (rest * told).sum(1) / told.square().sum(1).clamp(min=1e-30)
+    stayed = (rest - along[:, None] * told).norm(dim=1)
+    apart.diagonal().copy_(torch.minimum(apart.diagonal(), stayed))
+    _, columns = linear_sum_assignment(apart.cpu().numpy())
+    order = torch.as_tensor(columns, device=positions.device)
+    mask = order != torch.arange(len(order), device=order.device)
+    if bool(told.any()) and bool((~mask).any()):  # one of the mask may have come to its own place
+        sizes = rest.norm(dim=1)
+        mask |= sizes < 1e-2 * sizes[~mask].max()
+    return order, mask
 
 
 def puzzle_of(model: nn.Module) -> Puzzle:

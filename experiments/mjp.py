@@ -95,14 +95,19 @@ RATIOS = {
 }
 
 
-def train_variants(root: Path, seeds: int, overrides: list[str], only: list[str]) -> pd.DataFrame:
-    """A row per variant and seed; of plain, and of names that begin with one of ``only``."""
-    rows = []
-    chosen = {
+def chosen_of(only: list[str]) -> dict[str, str]:
+    """Plain, and the variants whose names begin with one of ``only``; all without any."""
+    return {
         name: defense
         for name, defense in (VARIANTS | RATIOS).items()
         if not only or name == PLAIN or name.startswith(tuple(only))
     }
+
+
+def train_variants(root: Path, seeds: int, overrides: list[str], only: list[str]) -> pd.DataFrame:
+    """A row per variant and seed."""
+    rows = []
+    chosen = chosen_of(only)
     every = [(name, d, seed) for name, d in chosen.items() for seed in range(seeds)]
     for name, defense, seed in track(every, "federations"):
         spec = load_spec({}, [*FEDERATION, f"seed={seed}", f"defenses=[{defense}]", *overrides])
@@ -121,7 +126,7 @@ def train_on_cifar10(
     """A row per variant and seed: accuracy, Diff-norm and Consistency at half of the patches, and
     what the positions hold, where there are some."""
     rows = []
-    chosen = {n: d for n, d in (VARIANTS | RATIOS).items() if not only or n.startswith(tuple(only))}
+    chosen = chosen_of(only)
     every = [(name, d, seed) for seed in range(seeds) for name, d in chosen.items()]
     for name, defense, seed in track(every, "networks"):
         spec = load_spec({"data": {"name": "cifar10", "path": path}}, [f"defenses=[{defense}]"])
@@ -239,7 +244,7 @@ def print_inputs(runs: list[Run]) -> None:
                 rows.append(row)
         table = pd.DataFrame(rows)
         for about, some in table.groupby(["attack", "against"], sort=False):
-            cells = [*about, *(cell(some[name]) for name in MEASURES)]
+            cells = [*map(str, about), *(cell(some[name]) for name in MEASURES)]
             print(f"| {run.spec.name} | {' | '.join(cells)} |")
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -25,13 +26,14 @@ from typing import Literal
 
 from experiments.table import lines_of
 from fedsim.attacks import create_attack
+from fedsim.attacks.gias import Gias
 from fedsim.attacks.matching import PresetParameters
 from fedsim.core.files import write_atomically
 from fedsim.core.run import Run
 from fedsim.core.spec import load_spec
 
 HERE = Path(__file__).parent
-TIMES, PRINTED = "seconds.json", "table.md"
+TIMES, PRINTED, BUDGET = "seconds.json", "table.md", "budget"
 Source = Literal["cifar10", "faces", "domains", "largest", "random", "any"]
 # Trained on people whom nobody attacks (experiments/data/olivetti.py), or on no people at all.
 GENERATOR = ("--steps", "1000", "channels=1", "width=24")
@@ -54,10 +56,17 @@ class Table:
         return f"experiments/{self.spec}"
 
     def done(self, root: Path) -> bool:
-        return (root / self.name / "scores.csv").is_file()
+        """Scored, and no job crashed: one that did is tried again."""
+        folder = root / self.name
+        if not (folder / "scores.csv").is_file():
+            return False
+        jobs = Run(folder).summary.get("failed_jobs", [])
+        return all(job.get("kind") == "declined" for job in jobs)
 
     def lines(self, root: Path) -> list[str]:
         run = Run(root / self.name)
+        if self.against not in set(run.scores["attack"]):
+            return [*lines_of([run]), "", f"No differences: {self.against} has no result here."]
         return [*lines_of([run]), "", *lines_of([run], self.against)]
 
     def run(self, root: Path, given: Sequence[str], *, paper: bool, jobs: int) -> None:
@@ -138,15 +147,13 @@ def analytic(name: str, network: str, defenses: str) -> Table:
 PLAIN_APRIL = "april without its position term"
 BRIEF = ("--steps", "1250")
 ATTACKED = "mjp-5-networks"
+SHUFFLED = "name: mjp, ratio: 0.9, probability: 1.0"
 ANALYTIC = [
-    analytic("plain", "A", "[]"),
-    analytic("a-mjp-on-pictures-as-they-are", "J", "[{name: mjp, probability: 0}]"),
-    analytic("b-mjp-on-shuffled-pictures", "J", "[{name: mjp, ratio: 0.9, probability: 1.0}]"),
-    analytic(
-        "c-plain-on-shuffled-pictures",
-        "A",
-        "[{name: mjp, ratio: 0.9, probability: 1.0, unknown: false, dal: none}]",
-    ),
+    analytic("a-plain", "A", "[]"),
+    analytic("a-mjp", "J", "[{name: mjp, probability: 0}]"),
+    analytic("b-plain", "A", f"[{{{SHUFFLED}, unknown: false, dal: none}}]"),
+    analytic("b-mjp", "J", f"[{{{SHUFFLED}}}]"),
+    analytic("c-mjp-unhidden", "J", f"[{{{SHUFFLED}, hide: false}}]"),
 ]
 TABLES: list[Table | Script] = [
     Table("gradvit-1-vit", "tables/vit.yaml", against="inverting_gradients"),
@@ -156,7 +163,7 @@ TABLES: list[Table | Script] = [
     architecture("vit4", "{patch_size: 4, depth: 4, embed_dim: 96}"),
     architecture("vit8", "{patch_size: 8, depth: 6}"),
     architecture("vit8-small", "{patch_size: 8, depth: 4, embed_dim: 96}"),
-    Table("gradvit-4-5-layers", "tables/vit_layers.yaml", against="all layers"),
+    Table("gradvit-4-5-layers", "tables/vit_layers.yaml", against="all blocks"),
     *batch_sizes("tables/vit_batch.yaml", "gradvit", (1, 2, 4, 8)),
     Script("gradinversion-1-labels-and-closed-forms", ("closed_forms",)),
     Table("gradinversion-2-terms", "tables/resnet_terms.yaml", against="matching alone"),
@@ -177,6 +184,14 @@ TABLES: list[Table | Script] = [
     ),
     Table("april-1-a", "tables/april_a.yaml", against=PLAIN_APRIL),
     Table("april-1-b", "tables/april_b.yaml", against=PLAIN_APRIL),
+    Table(
+        "april-1-b-longer",
+        "tables/april_b.yaml",
+        (
+            "attacks=[{name: idlg, steps: 1000}, {name: april, steps: 1000, alpha: 0.01}]",
+            "name=longer",
+        ),
+    ),
     Table("april-4-frozen", "tables/april_frozen.yaml"),
     Script(
         "mjp-2-3-vit",
@@ -227,20 +242,32 @@ TABLES: list[Table | Script] = [
     Table("gias-a1-rgap", "gias/rgap.yaml", data="faces"),
     *(chain(depth) for depth in (2, 4, 6, 10)),
     Script("gias-a3-joint", ("joint", "--data", "{path}"), "faces"),
-    Table("giml-6-beta", "gias/giml_beta.yaml", against="z, wrong domain", data="domains"),
+    Table("giml-6-beta", "gias/giml_beta.yaml", against="z wrong domain", data="domains"),
     Script("gias-a4-speed", ("convergence", "{root}/giml-6-beta"), after=("giml-6-beta",)),
 ]
 
 
 def share(jobs: int) -> dict[str, str]:
-    """The environment of one of so many processes at a time."""
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    """The environment of one of so many processes at a time; what is set already stays."""
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
 
 
 def run_fedsim(*words: str, jobs: int = 1) -> None:
     """One command of fedsim in a process of its own, with its share of the processor."""
     command = [sys.executable, "-m", "fedsim.cli", *words]
     subprocess.run(command, check=True, cwd=HERE.parent, env=os.environ | share(jobs))
+
+
+def make_folder(folder: Path, *words: str) -> None:
+    """What a script writes into ``-o``, all of it or nothing; what is there stays as it is."""
+    if folder.is_dir():
+        return
+    half = folder.with_name(f"{folder.name}.half")
+    shutil.rmtree(half, ignore_errors=True)
+    command = [sys.executable, *words, "-o", str(half)]
+    subprocess.run(command, check=True, cwd=HERE.parent)
+    half.rename(folder)
 
 
 def prepare(source: Source, paths: Paths, root: Path) -> list[str]:
@@ -251,15 +278,11 @@ def prepare(source: Source, paths: Paths, root: Path) -> list[str]:
         return [f"data.path={paths.cifar10}"]
     if source in ("largest", "random"):
         trees = root / "vulnerable"
-        if not (trees / source).is_dir():
-            picking = ("pick", "--path", str(paths.cifar10), "-o", str(trees))
-            command = [sys.executable, "-m", "experiments.vulnerable", *picking]
-            subprocess.run(command, check=True, cwd=HERE.parent)
+        picking = ("pick", "--path", str(paths.cifar10), "--each", "8")
+        make_folder(trees, "-m", "experiments.vulnerable", *picking)
         return [f"data.path={trees / source}"]
     faces = root / "faces"
-    if not (faces / "victims").is_dir():
-        script = str(HERE / "data" / "olivetti.py")
-        subprocess.run([sys.executable, script, str(paths.faces), "-o", str(faces)], check=True)
+    make_folder(faces, str(HERE / "data" / "olivetti.py"), str(paths.faces))
     if source == "faces":
         learned, name, shown = root / "faces.safetensors", "imagefolder", faces / "train"
     else:
@@ -291,25 +314,29 @@ class Paths:
             self.needed("cifar10")
 
 
-TUNED = {"steps", "refine", "tv", "lr_z", "lr_w"}  # for a CPU, wherever they stand
+# for a CPU, wherever they stand
+TUNED = {"steps", "refine", "tv", "image", "patch", "group", "lr_z", "lr_w"}
 WHOLE = 6500  # steps of GIAS in all, whatever it searches: 1,500 on z and 5,000 on w
 
 
 def at_paper_budget(spec: Path) -> str:
     """An override that gives every attack of a spec its paper's budget; what sets the rows of a
     table apart, such as a term that is left out or a single seed, stays."""
-    attacks = []
-    for component in load_spec(spec).attacks:
+    attacks, components = [], load_spec(spec).attacks
+    seeds = {c.params["seeds"] for c in components if "seeds" in c.params}
+    for component in components:
         params = component.params
         kept = {k: v for k, v in params.items() if k not in TUNED or v == 0}
         if component.title is None:
-            kept = {k: v for k, v in kept.items() if k not in ("seeds", "lr", "optimizer")}
+            kept = {k: v for k, v in kept.items() if k not in ("lr", "optimizer")}
+        if component.title is None or len(seeds) == 1:  # else it is what sets rows apart
+            kept.pop("seeds", None)
         chosen = create_attack(component.name, **params)
         if isinstance(chosen, PresetParameters):
             kept["preset"] = "paper"
         else:  # without a paper's numbers it keeps its own
             kept = params
-        if component.name == "gias" and "/" not in str(params["space"]):
+        if isinstance(chosen, Gias) and "/" not in chosen.space:
             kept["steps"] = WHOLE
         title = {"title": component.title} if component.title else {}
         attacks.append({"name": component.name, **kept, **title})
@@ -332,10 +359,10 @@ def missing(chosen: Sequence[Table | Script], root: Path) -> list[Table | Script
     return [table for table in chosen if not table.done(root)]
 
 
-def ready(todo: Sequence[Table | Script], running: Sequence[str]) -> list[Table | Script]:
-    """Those that wait for none of what is still to come."""
-    ahead = {table.name for table in todo} | set(running)
-    return [table for table in todo if not ahead & set(table.after)]
+def ready(todo: Sequence[Table | Script], root: Path) -> list[Table | Script]:
+    """Those whose own needs are done."""
+    by_name = {table.name: table for table in TABLES}
+    return [t for t in todo if all(by_name[name].done(root) for name in t.after)]
 
 
 def run_missing(
@@ -359,9 +386,8 @@ def run_missing(
 
     with ThreadPoolExecutor(jobs) as pool:
         running: dict[Future[float], Table | Script] = {}
-        while todo or running:
-            names = [table.name for table in running.values()]
-            for table in ready(todo, names)[: jobs - len(running)]:
+        while (next_ := ready(todo, root)) or running:
+            for table in next_[: jobs - len(running)]:
                 todo.remove(table)
                 running[pool.submit(run, table)] = table
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -374,7 +400,18 @@ def run_missing(
                 log.write_text(json.dumps(seconds))
                 (root / "TABLES.md").write_text(page(root, seconds))
                 print(f"{done} of {count}: {name}, {seconds[name] / 60:.0f} minutes", flush=True)
+    for table in todo:
+        waits = ", ".join(table.after)
+        print(f"{table.name} waits for {waits}, which is not done", flush=True)
     (root / "TABLES.md").write_text(page(root, seconds))
+
+
+def keep_budget(root: Path, budget: str) -> None:
+    """One folder holds tables of one budget."""
+    file = root / BUDGET
+    if file.is_file() and (there := file.read_text().strip()) != budget:
+        raise SystemExit(f"'{root}' holds tables at the {there} budget; give another folder.")
+    write_atomically(file, f"{budget}\n".encode())
 
 
 def main() -> None:
@@ -393,12 +430,19 @@ def main() -> None:
         return
     root = asked.output.absolute()
     root.mkdir(parents=True, exist_ok=True)
+    keep_budget(root, "papers'" if asked.paper else "small")
     paths = Paths(*(path and path.absolute() for path in (asked.cifar10, asked.faces)))
     sources = dict.fromkeys(table.data for table in missing(chosen, root))
     for source in sources:
         paths.check(source)
-    given = {source: prepare(source, paths, root) for source in sources}
-    run_missing(chosen, root, given, paper=asked.paper, jobs=asked.jobs)
+    given: dict[Source, list[str]] = {}
+    for source in sources:
+        try:
+            given[source] = prepare(source, paths, root)
+        except subprocess.CalledProcessError as error:  # it has said why; the others go on
+            print(f"the data of {source} ended with {error.returncode}", flush=True)
+    able = [table for table in chosen if table.data in given or table.done(root)]
+    run_missing(able, root, given, paper=asked.paper, jobs=asked.jobs)
     print(root / "TABLES.md")
     if left := missing(chosen, root):
         sys.exit(f"not done: {', '.join(table.name for table in left)}; run it again to go on.")

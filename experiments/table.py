@@ -25,10 +25,12 @@ IDENTIFIED = "identified"
 
 
 def interval(values: np.ndarray, digits: int | None = None) -> str:
-    """Mean and 95 % bootstrap interval."""
-    low, high = resampled(list(values[:, None]), seed=0)
+    """Mean and 95 % bootstrap interval; of one value itself alone."""
     if digits is None:
         digits = 1 if abs(values.mean()) >= 2 else 3
+    if len(values) == 1:
+        return f"{values.mean():.{digits}f}"
+    low, high = resampled(list(values[:, None]), seed=0)
     return f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -18,11 +18,13 @@ from fedsim.core.models import VitParts
 
 @dataclass
 class Solved:
-    """A picture (3, H, W) as the model sees it, in float64; ``loss``: the relative residual."""
+    """A picture (3, H, W) as the model sees it, in float64; ``loss``: the relative residual;
+    ``undo``: what a defense did to pictures before the model saw them, taken back."""
 
     image: Tensor
     loss: float | None = None
     notes: list[str] = field(default_factory=list)
+    undo: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class ClosedForm(Attack, ABC):
         solved = self.solve(view, model, progress)
         mean, std = (torch.tensor(c, dtype=torch.float64).view(3, 1, 1) for c in view.normalisation)
         image = self.finish((solved.image.cpu() * std + mean).clamp(0, 1), solved.notes)
+        if solved.undo is not None:
+            image = solved.undo(image[None])[0]
         return Reconstruction(
             images=image.float().repeat(batch, 1, 1, 1),
             labels=_labels_beside(view, model, solved.notes),

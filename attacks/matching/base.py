@@ -18,13 +18,14 @@ from fedsim.attacks.matching.budget import BudgetParameters
 from fedsim.attacks.matching.derivatives import DerivativeParameters
 from fedsim.attacks.matching.label_rule import LabelParameters
 from fedsim.attacks.matching.matcher import refuse_way
-from fedsim.attacks.matching.objectives import Objective
+from fedsim.attacks.matching.objectives import Objective, is_scale_free
 from fedsim.attacks.matching.priors import FeaturePrior, Term
 from fedsim.attacks.matching.problem import ClientParameters, Problem
 from fedsim.attacks.matching.stages import Stage, Task, search_stages
 from fedsim.attacks.matching.start import StartParameters
 from fedsim.attacks.matching.target import TargetParameters
 from fedsim.core.attack import Attack, Progress, Reconstruction
+from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.observation import Public
 
@@ -68,6 +69,9 @@ class MatchingAttack(
         self.refuse_labels()
         if self.engine != "auto":
             refuse_way(self.engine, self.precision)
+        if self.compiled and self.engine == "double":
+            raise AttackError("compiled graphs have no second derivative; use engine: first_order.")
+        self.selected(model, [n for n, p in model.named_parameters() if p.requires_grad])
 
     def refuse_labels(self) -> None:
         """Raise for a way to labels that this search has not."""
@@ -106,7 +110,10 @@ class MatchingAttack(
         """What is to be matched, with which labels, and by which matcher."""
         self.refuse_labels()
         problem = self.problem(view, device)
-        objective, features = self.objective(problem), self.features(problem)
+        objective = self.objective(problem)
+        if problem.clipped and self.local == "auto" and is_scale_free(objective):
+            problem.local = "single"  # clipping scales a gradient, and nothing else
+        features = self.features(problem)
         target = self.target(problem, objective, self.dtype)
         labels = self.find_labels(problem, self.seeds)
         if not labels.is_floating_point():

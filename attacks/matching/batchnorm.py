@@ -17,20 +17,28 @@ BatchNormName = Literal["auto", "exact", "running", "none"]
 
 
 def batchnorm_prior(
-    problem: Problem, which: BatchNormName, weight: float, first: float = 10.0
+    problem: Problem,
+    which: BatchNormName,
+    weight: float,
+    first: float = 10.0,
+    *,
+    matched: bool = True,
 ) -> FeaturePrior | None:
     """A prior on the BatchNorm features of the client's model; what it rests on is noted.
 
     ``exact`` are the batch's own statistics, from the buffers that the client uploaded or from a
     threat model that grants them; ``running`` those of the model that was sent; ``auto`` the best
     there is. A client that takes several steps meets several batches with several models, whose
-    features no single picture of theirs can be held to: there the prior is left out.
+    features no single picture of theirs can be held to: there the prior is left out, but where no
+    gradient of theirs is ``matched``.
     """
     if weight == 0 or which == "none":
         return None
     statistics, words = _statistics(problem, which)
-    if statistics and problem.local != "single":
+    if statistics and matched and problem.local != "single":
         statistics, words = {}, "the client takes several steps, each with statistics of its own"
+        if problem.clipped:
+            words = "with this cost a clipped gradient is simulated as a step, without features"
     if not statistics:
         problem.notes.append(f"no BatchNorm prior: {words}")
         return None

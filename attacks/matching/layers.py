@@ -61,6 +61,7 @@ def select(
     ``without`` and ``without_blocks`` leave components and blocks out and keep all the rest.
     """
     known = part_of(model)
+    _refuse_nothing(known.values(), {*(parts or ()), *without}, blocks, without_blocks)
     wanted = set(parts) if parts is not None else None
     unwanted = set(without)
     chosen = []
@@ -80,6 +81,25 @@ def select(
     if not chosen:
         raise AttackError("no layer of the update is left by the selection of parts and blocks.")
     return chosen
+
+
+def _refuse_nothing(
+    places: Iterable[tuple[Part, int | None]],
+    parts: set[Part],
+    blocks: Blocks | None,
+    without_blocks: Blocks | None,
+) -> None:
+    """Raise for a selection of what the model does not have, which would select nothing."""
+    places = list(places)
+    if absent := parts - {part for part, _ in places}:
+        raise AttackError(f"this model has no layers of the part '{min(absent)}'.")
+    last = max((block or 0 for _, block in places), default=0)
+    for name, given in (("blocks", blocks), ("without_blocks", without_blocks)):
+        if given is not None and not 1 <= given[0] <= given[1] <= last:
+            raise AttackError(
+                f"{name} are the first and the last one, counted from 1, of {last}; not "
+                f"{given[0]} to {given[1]}."
+            )
 
 
 def _stages(model: nn.Module) -> list[str]:

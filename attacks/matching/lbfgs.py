@@ -3,8 +3,9 @@
 A step of the search is one evaluation of the loss and its gradient. `Lbfgs` is told what was found
 at the point it proposed and proposes the next: along the quasi-Newton direction if the loss fell
 enough (Armijo's condition, on the move that the box left of the step), and half as far along the
-same direction if not. Where halving does not help, it forgets its curvature and begins again with
-the steepest descent. So the loss at accepted points never rises, and the last of them is the best.
+same direction if not. Where halving does not help, it forgets its curvature, looks at the accepted
+point once more (the loss may have moved) and begins again with the steepest descent. So the loss at
+accepted points never rises, and the last of them is the best.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ class Lbfgs:
     _direction: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
     _step: float = 1.0
     _halvings: int = 0
+    _again: bool = False  # whether the accepted point is looked at once more
     _pairs: deque[tuple[Tensor, Tensor]] = field(default_factory=lambda: deque(maxlen=MEMORY))
 
     def next(self, point: Tensor, value: float, gradient: Tensor, free: Tensor) -> Tensor:
         """Where to look next, after ``value`` and ``gradient`` (N,) were found at ``point`` (N,),
         which is what the box left of the last proposal. ``free``: the numbers that may still follow
         the negative gradient without leaving the box."""
-        if self.point is None:
+        if self.point is None or self._again:
+            self._again = False
             self._accept(point, value, gradient)
         elif self._fell(point, value):
             move, change = point - self.point, gradient - self._gradient
@@ -56,7 +59,8 @@ class Lbfgs:
         else:
             self.restarts += 1
             self._pairs.clear()
-            gradient, free = self._gradient, torch.ones_like(free)
+            self._again = True
+            return self.point.clone()
         self._turn(gradient, free)
         return self._proposal()
 

@@ -78,6 +78,11 @@ class Objective(Protocol):
     def __call__(self, gradients: Sequence[Tensor], target: Target) -> Distance: ...
 
 
+def is_scale_free(objective: Objective) -> bool:
+    """Whether a target of another size is at the same distance."""
+    return bool(getattr(objective, "scale_free", False))
+
+
 @dataclass(frozen=True)
 class SquaredL2:
     """sum_l |g_l - t_l|^2: DLG, and the first term of APRIL and TAG."""

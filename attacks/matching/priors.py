@@ -36,6 +36,19 @@ class Term:
     def active(self, done: float) -> bool:
         return self.weight > 0 and done >= self.since
 
+    def phase(self, done: float) -> int:
+        """How often the term has changed by then: as it began, and where it became another one."""
+        if not self.active(done):
+            return 0
+        return 1 + (self.penalty.phase(done) if isinstance(self.penalty, Phased) else 0)
+
+
+@runtime_checkable
+class Phased(Protocol):
+    """A prior that becomes another one on the way."""
+
+    def phase(self, done: float) -> int: ...
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -120,16 +133,20 @@ class GroupConsistency:
     def __call__(self, images: Tensor, done: float = 0.0) -> Tensor:
         if len(images) < 2:
             return images.new_zeros(len(images))
-        if self._order is None or done - self._matched >= self.every:
+        every = self.every - 1e-9  # shares of the steps are not exact
+        if self._order is None or done - self._matched >= every:
             self._order, self._matched = slots_matched(images.detach(), self.labels), done
         seeds = torch.arange(len(images), device=images.device)[:, None]
         images = images[seeds, self._order.to(images.device)]
         consensus = images.detach().mean(0)
         if self.registered and done >= self.start:
-            if self._consensus is None or done - self._renewed >= self.every:
+            if self._consensus is None or done - self._renewed >= every:
                 self._consensus, self._renewed = registered_mean(images.detach()), done
             consensus = self._consensus
         return _norm(images - consensus)
+
+    def phase(self, done: float) -> int:
+        return int(self.registered and done >= self.start)
 
     def state(self) -> dict[str, Tensor]:
         state = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
@@ -38,6 +39,12 @@ class Problem:
     masked: bool  # zeros of the update were not uploaded
     labels: Tensor | None = None  # (B,), once they are read and where they are not searched
     notes: list[str] = field(default_factory=list)
+    undo: Callable[[Tensor], Tensor] | None = None  # from the network's input to the pictures
+
+    @property
+    def clipped(self) -> bool:
+        """Whether this is the gradient of a client that clips, simulated as a step of its own."""
+        return self.local == "unroll" and self.update.kind is Upload.GRADIENT
 
     @property
     def box(self) -> tuple[Tensor, Tensor]:
@@ -50,8 +57,10 @@ class Problem:
         return images.to(self.device) * (high - low) + low
 
     def pixels(self, images: Tensor) -> Tensor:
+        """The client's pictures, in [0, 1], where the network was shown these."""
         low, high = self.box
-        return ((images - low) / (high - low)).clamp(0, 1)
+        shown = ((images - low) / (high - low)).clamp(0, 1)
+        return shown if self.undo is None else self.undo(shown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +96,9 @@ class ClientParameters:
         masked = self.masked or informed.masked
         side = view.image_size
         return Problem(
-            view, device, model, update, side, count, batches, local, masked, notes=notes
+            *(view, device, model, update, side, count, batches, local, masked),
+            notes=notes,
+            undo=informed.undo,
         )
 
 

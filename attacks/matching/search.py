@@ -159,7 +159,7 @@ class _Search:
         self.carried_over = False  # whether the images are still those of the phase before
         self.trace: list[tuple[int, float]] = []
         self.film: Film = {}
-        self.step, self.phase = 0, 1
+        self.step, self.phase = 0, self._phase(0.0)
         self.fingerprint = ""
         self.saved = time.monotonic()
 
@@ -175,10 +175,10 @@ class _Search:
         filmed = _milestones(budget.steps)
         while self.step < budget.steps:
             done = self.step / budget.steps
-            if budget.phase(done) != self.phase:  # another loss: the best so far does not compare
-                self.phase = budget.phase(done)
+            if self._phase(done) != self.phase:  # another loss: the best so far does not compare
+                self.phase = self._phase(done)
                 self.best_score.fill_(math.inf)
-                self.record, self.carried_over = math.inf, True
+                self.record, self.carried_over, self.best_at = math.inf, True, self.step
                 self.descents = [Lbfgs(budget.lr) for _ in self.descents]
             loss = self._advance(done)
             self.step += 1
@@ -232,6 +232,11 @@ class _Search:
                     variable.add_(noise.to(variable), alpha=rate * self.budget.langevin)
         self.space.constrain()
         return match.value
+
+    def _phase(self, done: float) -> int:
+        """Which objective is searched: it changes with the weight of the matching, and where a
+        prior begins or becomes another one."""
+        return self.budget.phase(done) + sum(term.phase(done) for term in self.terms)
 
     def _targets(self) -> Tensor:
         return self.labels.detach() if self.soft else self.labels
@@ -344,7 +349,7 @@ class _Search:
                 variable[seed].copy_(part.view_as(variable[seed]))
 
     def _stale(self) -> bool:
-        if self.budget.patience is None:
+        if self.budget.patience is None or self.phase != self._phase(1 - 1e-9):
             return False
         best = float(self.best_score.min())
         if best < self.record:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.attacks.labels import momentum_pull
 from fedsim.attacks.matching.layers import Blocks, Part, select
-from fedsim.attacks.matching.objectives import Objective, Target
+from fedsim.attacks.matching.objectives import Objective, Target, is_scale_free
 from fedsim.attacks.matching.problem import Problem
 from fedsim.core.errors import AttackError
 from fedsim.core.spec import Upload
@@ -26,17 +27,21 @@ class TargetParameters:
     without: list[Part] | None = None
     without_blocks: Blocks | None = None
 
-    def target(self, problem: Problem, objective: Objective, dtype: torch.dtype) -> Target:
-        """What a simulated client's gradient, or delta, is compared with."""
-        update = problem.update
-        names = select(
-            problem.model,
-            update.tensors,
+    def selected(self, model: nn.Module, names: Iterable[str]) -> list[str]:
+        """The layers of ``names`` that are matched."""
+        return select(
+            model,
+            names,
             parts=self.parts,
             blocks=self.blocks,
             without=self.without or (),
             without_blocks=self.without_blocks,
         )
+
+    def target(self, problem: Problem, objective: Objective, dtype: torch.dtype) -> Target:
+        """What a simulated client's gradient, or delta, is compared with."""
+        update = problem.update
+        names = self.selected(problem.model, update.tensors)
         wanted = {n: update.tensors[n].to(problem.device).to(dtype) for n in names}
         unrolled = problem.local == "unroll"
         match update.kind:
@@ -57,7 +62,7 @@ def _as_gradient(
     """The mean gradient behind a weight delta, as far as the protocol is known."""
     view = problem.view
     if problem.local == "surrogate" or not view.grants("learning_rate"):
-        if not getattr(objective, "scale_free", False):
+        if not is_scale_free(objective):
             raise AttackError(
                 "the size of a gradient cannot be told from this weight delta; only an "
                 "objective that compares directions (cosine) can match it."

@@ -146,11 +146,13 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 def save(model: nn.Module, path: Path, about: dict[str, str]) -> None:
     """In half precision, with what is to be known of it in the header."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_suffix(".half")
     tensors = {
         name: (t.half() if t.is_floating_point() else t).contiguous()
         for name, t in model.state_dict().items()
     }
-    save_file(tensors, path, about)
+    save_file(tensors, half, about)
+    half.rename(path)  # whole or not there
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ class Informed:
     update: Update
     masked: bool = False  # zeros were not uploaded: they say nothing
     notes: tuple[str, ...] = ()
+    undo: Callable[[Tensor], Tensor] | None = None  # from the network's input to the pictures
 
 
 class Defense:

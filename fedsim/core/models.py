@@ -281,10 +281,13 @@ def _named(parameters: Mapping[str, Tensor], last: str) -> str | None:
 
 
 def _blocks(model: nn.Module) -> tuple[str, ...]:
-    for name, module in model.named_modules():
-        if name.split(".")[-1] == "blocks" and isinstance(module, nn.Sequential | nn.ModuleList):
-            return tuple(f"{name}.{index}" for index in range(len(module)))
-    return ()
+    """All blocks from the input on; those of a Swin stand in stages."""
+    return tuple(
+        f"{name}.{index}"
+        for name, module in model.named_modules()
+        if name.split(".")[-1] == "blocks" and isinstance(module, nn.Sequential | nn.ModuleList)
+        for index in range(len(module))
+    )
 
 
 @dataclass(frozen=True)

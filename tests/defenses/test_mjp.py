@@ -15,7 +15,7 @@ from fedsim.core.learning import Protocol, Trail, learn, local_update
 from fedsim.core.metrics import decibel, psnr
 from fedsim.core.models import build_model
 from fedsim.core.observation import Observation, Public
-from fedsim.core.spec import DataSpec, ModelSpec, Spec
+from fedsim.core.spec import DataSpec, ModelSpec, Spec, TrainSpec, Upload
 from fedsim.defenses import create_defense
 from fedsim.defenses.applied import announced, countered
 from fedsim.defenses.jigsaw import block_mask, rearrange, shuffled_order
@@ -216,13 +216,16 @@ def test_create_by_name() -> None:
     assert create_defense("mjp", ratio=0.3) == Mjp(ratio=0.3)
 
 
-def observed(defense: Mjp, seed: int = 3, architecture: ModelSpec = VIT):
+def observed(
+    defense: Mjp, seed: int = 3, architecture: ModelSpec = VIT, train: TrainSpec | None = None
+):
     """One picture's gradient under ``defense``, the true mask, and the picture."""
     images, labels = photos(32, [70])
     net = defense.prepare_model(model(architecture))
     spec = Spec(
         data=DataSpec(image_size=32),
         model=architecture,
+        train=train or TrainSpec(),
         defenses=[{"name": "mjp", **vars(defense)}],
     )
     public = Public.of(spec, num_classes=8)
@@ -300,6 +303,94 @@ def test_the_adaptive_closed_form_takes_the_unshuffled_patches_back() -> None:
     assert kept(results[True]) > kept(results[False]) + 2
     assert kept(results[True]) > 18
     assert any("read from zero rows" in note for note in results[True].notes)
+
+
+def reached(observation: Observation, images: torch.Tensor, **options) -> tuple[float, list[str]]:
+    """What the closed form makes of an update, in dB, and what it says."""
+    attack = create_attack(options.pop("attack", "patch_solve"), **options)
+    found = attack.reconstruct(view_of(observation), device=CPU, progress=no_progress)
+    return float(psnr(images, found.images)), found.notes
+
+
+@pytest.mark.parametrize(
+    "train",
+    [TrainSpec(clip=0.5), TrainSpec(upload=Upload.DELTA, local_steps=1, lr=0.05)],
+    ids=["a client that clips", "one step as a delta"],
+)
+def test_the_localisation_is_taken_out_at_the_scale_its_head_shows(train: TrainSpec) -> None:
+    observation, _, images = observed(Mjp(probability=0.0), train=train)
+    informed, _ = reached(observation, images)
+    naive, _ = reached(observation, images, adaptive=False)
+    assert informed > max(60, naive + 20)
+
+
+def test_the_mask_of_one_step_is_read_from_a_delta() -> None:
+    train = TrainSpec(upload=Upload.DELTA, local_steps=1, lr=0.05)
+    observation, mask, _ = observed(Mjp(probability=1.0, ratio=0.3), train=train)
+    view = view_of(observation)
+    net = view.model()
+    view.informed(net)
+    assert torch.equal(puzzle_of(net).mask, mask)
+
+
+def test_what_several_steps_made_of_the_localisation_is_left_in_and_said() -> None:
+    train = TrainSpec(upload=Upload.DELTA, local_steps=8, lr=0.5, momentum=0.9)
+    observation, _, images = observed(Mjp(probability=0.0, dal="pca"), train=train)
+    _, notes = reached(observation, images)
+    assert any("localisation is left in" in note for note in notes)
+
+
+@pytest.mark.parametrize("dal", ["none", "mlp"])
+def test_an_index_hands_over_the_order_and_the_picture_is_put_together_again(dal: str) -> None:
+    plain = ModelSpec(options={"patch_size": 4, "depth": 2, "plain_first_block": True})
+    defense = Mjp(index=True, unknown=False, dal=dal, ratio=0.9, probability=1.0)
+    observation, _, images = observed(defense, architecture=plain)
+    for attack in ("patch_solve", "april_closed"):
+        informed, notes = reached(observation, images, attack=attack)
+        naive, _ = reached(observation, images, attack=attack, adaptive=False)
+        assert naive < 20 < informed
+        assert any("read from `index`" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"probability": 0.0}, "it never shuffles"),
+        ({"probability": 1.0, "unknown": False, "dal": "none"}, "cannot be told"),
+        ({"probability": 1.0, "hide": False}, "cannot be told"),
+        ({"probability": 1.0, "ratio": 1.0}, "the mask (64 of 64 patches)"),
+        ({"probability": 1e-9}, "this batch was not shuffled"),
+    ],
+)
+def test_what_can_be_told_of_a_mask_is_said_and_no_more(options: dict, words: str) -> None:
+    observation, mask, _ = observed(Mjp(**options))
+    view = view_of(observation)
+    net = view.model()
+    (note, *_) = view.informed(net).notes
+    assert words in note
+    if options.get("ratio") == 1.0:
+        assert torch.equal(puzzle_of(net).mask, mask)
+
+
+def test_noise_hides_the_mask_and_nobody_says_that_there_was_none() -> None:
+    observation, _, _ = observed(Mjp(probability=1.0))
+    for tensor in observation.update.tensors.values():
+        tensor += 1e-6 * torch.randn(tensor.shape, generator=secret(5))
+    view = view_of(observation)
+    (note, *_) = view.informed(view.model()).notes
+    assert "cannot be told" in note
+
+
+def test_a_learned_unknown_embedding_can_be_left_unused() -> None:
+    hidden, open_ = (Mjp(probability=1.0, hide=hide) for hide in (True, False))
+    nets = [defense.prepare_model(model()) for defense in (hidden, open_)]
+    assert set(nets[0].state_dict()) == set(nets[1].state_dict())
+    images, labels = photos(32, [70])
+    for defense, net in zip((hidden, open_), nets, strict=True):
+        defense.protect_batch(images, labels, net, secret())
+    plain = model()
+    assert not torch.allclose(nets[0](images), plain(images), atol=1e-5)
+    assert torch.allclose(nets[1](images), plain(images), atol=1e-5)
 
 
 def test_without_the_knowledge_of_defenses_nothing_is_countered() -> None:

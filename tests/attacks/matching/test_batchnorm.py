@@ -53,3 +53,22 @@ def test_several_local_steps_are_matched_without_batchnorm_and_it_says_so() -> N
     train = TrainSpec(batch_size=2, local_steps=2, upload=Upload.DELTA, batchnorm="shared")
     told = notes(train, "auto")
     assert any("no BatchNorm prior: the client takes several steps" in note for note in told)
+
+
+def test_a_client_that_clips_costs_no_prior_where_the_cost_is_scale_free() -> None:
+    train = TrainSpec(batch_size=2, batchnorm="shared", clip=5.0)
+    told = notes(train, "auto")
+    assert "BatchNorm prior: statistics of the batch, from the uploaded buffers" in told
+    assert not any("several steps" in note for note in told)
+
+
+def test_pictures_that_match_no_gradient_keep_the_prior_whatever_the_client_does() -> None:
+    images, labels = photos(32, [70, 20, 30, 40])
+    train = TrainSpec(batch_size=2, upload=Upload.DELTA, local_steps=2, lr=0.01)
+    view = View(
+        observe(RESNET, images, labels, train),
+        THREATS["C"].grants,
+        Announced(lambda: build_model(RESNET, image_size=32, num_classes=8, seed=0)),
+    )
+    told = create_attack("deep_inversion").task(view, CPU).problem.notes
+    assert "BatchNorm prior: the model's running statistics" in told

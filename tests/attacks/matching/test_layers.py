@@ -51,6 +51,33 @@ def test_layers_are_selected() -> None:
         name for name in names if ".mlp." in name
     }
     with pytest.raises(AttackError, match="no layer"):
-        select(model, names, blocks=(9, 9))
+        select(model, ["pos_embed"], parts=["mlp"])
     with pytest.raises(AttackError, match="does not have"):
         select(model, ["strange"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"without_blocks": (9, 12)}, "counted from 1, of 3; not 9 to 12"),
+        ({"blocks": (2, 1)}, "not 2 to 1"),
+        ({"without_blocks": (0, 1)}, "not 0 to 1"),
+        ({"without": ["other"]}, "no layers of the part 'other'"),
+    ],
+)
+def test_a_selection_of_what_the_model_does_not_have_is_refused(options: dict, words: str) -> None:
+    model = vit()
+    with pytest.raises(AttackError, match=words):
+        select(model, [name for name, _ in model.named_parameters()], **options)
+
+
+def test_the_blocks_of_all_stages_of_a_swin_are_counted() -> None:
+    options = {"window_size": 4, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 2]}
+    spec = ModelSpec(name="swin_tiny_patch4_window7_224", options=options)
+    model = build_model(spec, image_size=32, num_classes=8, seed=0)
+    names = [name for name, _ in model.named_parameters()]
+    left_out = set(names) - set(select(model, names, without_blocks=(3, 4)))
+    assert left_out
+    assert all(name.startswith("layers.1.blocks") for name in left_out)
+    kept = select(model, names, without=["attention", "mlp"])
+    assert not [name for name in kept if ".attn." in name or ".mlp." in name]

@@ -67,3 +67,13 @@ def test_a_loss_that_is_no_number_is_stepped_back_from() -> None:
     found, accepted = descended(broken, torch.tensor([0.0, 0.5]), 60, rate=100.0)
     assert accepted[-1] < 1e-6
     assert torch.allclose(found, torch.ones(2).double(), atol=1e-3)
+
+
+def test_a_loss_that_moves_on_the_way_does_not_hold_it() -> None:
+    descent, point, calls = Lbfgs(), torch.ones(3).double(), 0
+    for calls in range(200):
+        target = 1.0 if calls < 60 else -0.5  # the minimum jumps, and the old value was better
+        value = (point - target).square().sum() + (0.0 if calls < 60 else 5.0)
+        point = descent.next(point, float(value), 2 * (point - target), torch.ones(3).double())
+    assert descent.point is not None
+    assert torch.allclose(descent.point, torch.full((3,), -0.5).double(), atol=1e-3)

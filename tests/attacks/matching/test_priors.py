@@ -171,3 +171,15 @@ def test_a_prior_network_without_batchnorm_is_declined() -> None:
     half = (0.5, 0.5, 0.5)
     with pytest.raises(AttackError, match="BatchNorm"):
         PriorNetwork(nn.Conv2d(3, 4, 3), half, half, half, half, natural_pictures(32))
+
+
+def test_the_consensus_is_renewed_at_every_multiple_of_its_share() -> None:
+    steps, every = 400, 20
+    group = GroupConsistency(registered=True, every=every / steps)
+    images, at = torch.rand(2, 1, 3, 4, 4), []
+    for step in range(steps):
+        before = group._matched
+        group(images, step / steps)
+        if group._matched != before:
+            at.append(step)
+    assert at == list(range(0, steps, every))

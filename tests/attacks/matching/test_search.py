@@ -127,6 +127,41 @@ def test_the_best_of_several_seeds_wins() -> None:
     assert torch.allclose(found.images, truth, atol=1e-4)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+@pytest.mark.parametrize("keep", ["last", "total"])
+def test_where_a_prior_begins_what_was_found_before_does_not_come_back(
+    keep: str, optimizer: str
+) -> None:
+    """A prior alone may begin, without a change of the matching's weight."""
+    model, target, truth, labels = problem()
+
+    def towards_grey(images: torch.Tensor, done: float = 0.0) -> torch.Tensor:
+        return images.square().flatten(1).mean(1)
+
+    found = search(
+        matcher_of(model, target),
+        Pixels((truth + 0.1 * pictures(1, 2, 4))[None], LOW, HIGH),
+        labels,
+        Budget(120, lr=0.05 if optimizer == "adam" else 1.0, optimizer=optimizer, keep=keep),  # type: ignore[arg-type]
+        terms=[Term("grey", 1000.0, towards_grey, since=0.5)],
+        progress=no_progress,
+    )
+    assert float(found.images.square().mean()) < 0.05 * float(truth.square().mean())
+
+
+def test_patience_waits_for_the_last_phase() -> None:
+    model, target, _, labels = problem()
+    budget = Budget(400, lr=1e-12, patience=40, phases=((0.0, 1.0), (0.5, 0.5)))
+    found = search(
+        matcher_of(model, target),
+        Pixels(pictures(1, 2, 4)[None], LOW, HIGH),
+        labels,
+        budget,
+        progress=no_progress,
+    )
+    assert 240 <= found.steps < 300
+
+
 def test_patience_ends_a_search_that_stands_still() -> None:
     model, target, _, labels = problem()
     found = search(
