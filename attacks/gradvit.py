@@ -42,7 +42,7 @@ _NATURAL = 64  # pictures of the attacker's own that are looked at
 class GradVit(PresetParameters, MatchingAttack):
     """``preset`` paper: the authors' objective, coefficients and 120,000 steps, for a GPU. ``cpu``:
     a few hundred steps on a small ViT, where one cosine over all layers and priors taken as means
-    (whose weight does not depend on the size) get further, and signed steps.
+    (whose weight does not depend on the size) get further.
 
     ``scheduled`` False has prior and matching on from the start: the paper's ablation.
     ``prior_network`` False leaves the CNN out even where the threat model grants one, and
@@ -60,9 +60,9 @@ class GradVit(PresetParameters, MatchingAttack):
             **{"box": False},
         },
         "cpu": {
-            **{"steps": 400, "seeds": 1, "optimizer": "signed", "schedule": "cosine"},
-            **{"cost": "cosine", "matching": 1.0, "image": 0.1, "patch": 0.2},
-            **{"group": 1e-4, "l2": 0.0, "tv": 1.0, "keep": "total", "register_every": 20},
+            **{"steps": 400, "seeds": 1, "optimizer": "adam", "schedule": "cosine"},
+            **{"cost": "cosine", "matching": 1.0, "image": 0.02, "patch": 0.02},
+            **{"group": 1e-4, "l2": 0.0, "tv": 0.5, "keep": "total", "register_every": 20},
             **{"box": True},
         },
     }

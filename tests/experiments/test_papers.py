@@ -36,6 +36,7 @@ def test_a_table_that_stopped_is_gone_on_with_and_shown(
     assert "| patch_solve |" in whole
 
 
+@pytest.mark.slow
 def test_what_a_script_prints_as_a_table_is_kept_and_waits_for_what_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
