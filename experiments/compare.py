@@ -16,12 +16,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments.table import interval
+from experiments.table import MEAN, interval
 from fedsim.core.metrics import psnr
 from fedsim.core.run import Run
 from fedsim.core.vault import Vault
-
-MEAN = "mean picture"
 
 
 def batches(run: Run) -> pd.DataFrame:

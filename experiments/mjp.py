@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from experiments.table import cell, interval
+from experiments.table import MEASURES, cell, interval
 from experiments.training.cifar10 import (
     CLASSES,
     NETWORKS,
@@ -44,7 +44,7 @@ from experiments.training.cifar10 import (
 from fedsim.audit.stages import federate
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.errors import ModelError
-from fedsim.core.metrics import METRICS, decibel, fft2d, lpips, psnr, ssim
+from fedsim.core.metrics import METRICS, decibel
 from fedsim.core.models import build_model, vit_parts
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, observation_path
@@ -60,12 +60,6 @@ from fedsim.tools.positions import (
     shuffling,
 )
 
-MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
-    "psnr": psnr,
-    "ssim": ssim,
-    "lpips": lpips,
-    "fft2d": fft2d,
-}
 TRIED = 1000  # pictures
 SHUFFLED = 0.5  # the share of patches at which Diff-norm and Consistency are measured
 FEDERATION = [

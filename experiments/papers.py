@@ -65,9 +65,11 @@ class Table:
 
     def lines(self, root: Path) -> list[str]:
         run = Run(root / self.name)
+        faces = self.data in ("faces", "domains")
+        whole = lines_of([run], mean=faces)
         if self.against not in set(run.scores["attack"]):
-            return [*lines_of([run]), "", f"No differences: {self.against} has no result here."]
-        return [*lines_of([run]), "", *lines_of([run], self.against)]
+            return [*whole, "", f"No differences: {self.against} has no result here."]
+        return [*whole, "", *lines_of([run], self.against, mean=faces)]
 
     def run(self, root: Path, given: Sequence[str], *, paper: bool, jobs: int) -> None:
         """The audit, gone on with where it stopped."""

@@ -1,26 +1,39 @@
 """A table of finished audits: means over batches, with bootstrap intervals.
 
-    python experiments/table.py RUN [RUN ...] [--against ATTACK]
+    python experiments/table.py RUN [RUN ...] [--against ATTACK] [--mean-picture]
 
 One row per attack (and run, where there are several). The unit is the batch, because the images of
 one batch are attacked together: means are over batches, each the mean of its trials, and intervals
 resample batches. ``--against``: the same, as differences from another attack on the same batches.
+``--mean-picture`` adds what the mean of all victims' pictures scores, which the truth alone can draw:
+the line to read faces against.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
-from fedsim.core.metrics import METRICS
+from fedsim.core.errors import FedsimError
+from fedsim.core.metrics import METRICS, fft2d, lpips, psnr, ssim
 from fedsim.core.run import Run
+from fedsim.core.vault import Vault
 from fedsim.scoring.statistics import resampled
 
-COLUMNS = [METRICS[name] for name in ("psnr", "ssim", "lpips", "fft2d")]
+MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
+    "psnr": psnr,
+    "ssim": ssim,
+    "lpips": lpips,
+    "fft2d": fft2d,
+}
+COLUMNS = [METRICS[name] for name in MEASURES]
+MEAN = "mean picture"
 IDENTIFIED = "identified"
 
 
@@ -47,15 +60,30 @@ def by_batch(run: Run) -> dict[str, pd.DataFrame]:
     }
 
 
+def mean_picture(run: Run) -> pd.DataFrame:
+    """What the mean of all pictures that were attacked scores: a row per batch."""
+    places = run.scores[["round", "client"]].drop_duplicates().itertuples(index=False, name=None)
+    truths = {place: Vault(run.vault).read(*place).images for place in places}
+    mean = torch.cat(list(truths.values())).mean(0)
+    rows = []
+    for images in truths.values():
+        values = {n: m(images, mean.expand_as(images)) for n, m in MEASURES.items()}
+        rows.append({n: np.nan if v is None else float(v.mean()) for n, v in values.items()})
+    table = pd.DataFrame(rows, index=pd.MultiIndex.from_tuples(truths, names=["round", "client"]))
+    return table.reindex(columns=[*MEASURES, IDENTIFIED, "label", "seconds"])
+
+
 def cell(values: pd.Series, digits: int | None = None) -> str:
     """One measure of one attack; empty where it was not taken."""
     measured = values.dropna().to_numpy(dtype=float)
     return interval(measured, digits) if len(measured) else ""
 
 
-def rows(run: Run, against: str | None = None) -> list[list[str]]:
+def rows(run: Run, against: str | None = None, *, mean: bool = False) -> list[list[str]]:
     """The table's lines of one run."""
     batches = by_batch(run)
+    if mean:
+        batches[MEAN] = mean_picture(run)
     if against is not None and against not in batches:
         raise SystemExit(f"there is no attack '{against}' in {run.root}: {', '.join(batches)}")
     lines = []
@@ -73,14 +101,14 @@ def rows(run: Run, against: str | None = None) -> list[list[str]]:
                 *[cell(measures[metric.name]) for metric in COLUMNS],
                 cell(measures[IDENTIFIED], 0),
                 f"{100 * means['label'].mean():.0f} %" if means["label"].notna().any() else "",
-                f"{means['seconds'].median():.0f}",
+                f"{means['seconds'].median():.0f}" if means["seconds"].notna().any() else "",
                 str(len(means)),
             ]
         )
     return lines
 
 
-def lines_of(runs: Sequence[Run], against: str | None = None) -> list[str]:
+def lines_of(runs: Sequence[Run], against: str | None = None, *, mean: bool = False) -> list[str]:
     """The table as lines of markdown."""
     head = ["attack", *[metric.title for metric in COLUMNS], "identified, %"]
     head += ["labels", "seconds", "batches"]
@@ -91,7 +119,7 @@ def lines_of(runs: Sequence[Run], against: str | None = None) -> list[str]:
         head.insert(0, "run")
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for run in runs:
-        for row in rows(run, against):
+        for row in rows(run, against, mean=mean):
             cells = [run.spec.name, *row] if several else row
             lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -101,8 +129,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--against", metavar="ATTACK")
+    parser.add_argument("--mean-picture", action="store_true")
     options = parser.parse_args()
-    print("\n".join(lines_of([Run(path) for path in options.runs], options.against)))
+    runs = [Run(path) for path in options.runs]
+    try:
+        print("\n".join(lines_of(runs, options.against, mean=options.mean_picture)))
+    except FedsimError as error:
+        raise SystemExit(f"error: {error}") from error
 
 
 if __name__ == "__main__":

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from fedsim.attacks import create_attack
 from fedsim.audit.stages import audit
 from fedsim.bench.cells import load_bench
 from fedsim.campaign.plan import check_needs, labelled_attacks
+from fedsim.core.metrics import psnr
 from fedsim.core.run import Run
 from fedsim.core.spec import load_spec, read_content
+from fedsim.core.vault import Vault
 from fedsim.defenses import create_defenses
 from tests.staging import script
 
@@ -41,6 +45,23 @@ def test_attacks_are_compared_batch_by_batch(small_run: Run) -> None:
     scores = small_run.scores.groupby("attack")["psnr"].mean()
     apart = scores["patch_solve"] - scores["prior_only"]
     assert f"- patch_solve - prior_only: {apart:.1f} [" in page
+
+
+def test_a_table_has_the_mean_picture_where_it_is_asked_for(small_run: Run) -> None:
+    page = script("table.py", small_run.root, "--mean-picture", "--against", "prior_only")
+    (line,) = [line for line in page.splitlines() if line.startswith("| mean picture |")]
+    apart = float(line.split("|")[2].split()[0])
+    truths = [Vault(small_run.vault).read(*place).images for place in _places(small_run)]
+    mean = torch.cat(truths).mean(0)
+    own = np.mean([float(psnr(t, mean.expand_as(t)).mean()) for t in truths])
+    scores = small_run.scores[small_run.scores["attack"] == "prior_only"]
+    guess = scores.groupby(["round", "client"])["psnr"].mean().mean()
+    assert apart == pytest.approx(own - guess, abs=0.06)
+
+
+def _places(run: Run) -> list[tuple[int, int]]:
+    rows = run.scores[["round", "client"]].drop_duplicates()
+    return [(int(round_), int(client)) for round_, client in rows.to_numpy()]
 
 
 def test_the_curve_of_giml_comes_from_its_titles(tmp_path: Path) -> None:
