@@ -18,6 +18,7 @@ from fedsim.core.vault import Vault
 from tests.conftest import SMALL, small_spec
 
 
+@pytest.mark.slow
 def test_a_bench_can_be_asked_for_twice(tmp_path: Path) -> None:
     one = "bench={defenses: [{name: clipping, strengths: [{norm: 1.0}]}]}"
     for attempt in ("a", "b"):

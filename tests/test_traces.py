@@ -71,6 +71,7 @@ def user(tmp_path: Path) -> Iterator[User]:
         yield User(tmp_path, Path(temporary))
 
 
+@pytest.mark.slow
 def test_commands_leave_results_and_a_cache_alone(user: User) -> None:
     commands = [
         ["list", "attacks"],

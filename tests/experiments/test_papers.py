@@ -18,6 +18,7 @@ from fedsim.core.spec import load_spec
 from tests.conftest import small_spec
 
 
+@pytest.mark.slow
 def test_a_table_that_stopped_is_gone_on_with_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

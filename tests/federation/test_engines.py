@@ -59,6 +59,7 @@ def test_failures_arrive_with_their_reasons(ray_run: Run) -> None:
     assert "does not apply here" in words["Declines"]
 
 
+@pytest.mark.slow
 def test_resuming_on_ray_does_only_what_is_missing(ray_run: Run) -> None:
     results = sorted(ray_run.reconstructions.glob("patch_solve/*/*.safetensors"))
     kept = {path: path.stat().st_mtime_ns for path in results[1:]}

@@ -44,6 +44,7 @@ def test_a_place_that_is_written_linearly_is_read_exactly_and_noise_is_not() -> 
     assert regression_error(noise, places) > 0.2
 
 
+@pytest.mark.slow
 def test_without_shuffling_nothing_moves(trained: Run) -> None:
     found = analyse(trained.root, pictures=12)
     assert (found.ratios[0], found.diff_norm[0], found.consistency[0]) == (0.0, 0.0, 1.0)
