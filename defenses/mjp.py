@@ -160,16 +160,15 @@ class Mjp(Defense):
         puzzle.order = None
         rows = _rows(tensors[position], parts)
         puzzle.mask, words = self._read_mask(rows, tensors)
-        tensors, notes = self._without_localisation(seen.update, model, puzzle)
         undo = seen.undo
         if self.index and INDEX in tensors and not self.unknown:
             told = self._localisation_gradient(model).get(position)
             own = torch.zeros_like(rows) if told is None else _rows(told, parts)
             index = _rows(tensors[INDEX], parts)
             puzzle.order, puzzle.mask = _read_order(rows, index, own.to(rows))
-            tensors, notes = self._without_localisation(seen.update, model, puzzle)
             words = f"the order of all patches ({int(puzzle.mask.sum())} moved) read from `index`"
             undo = partial(rearrange, grid=puzzle.grid, order=puzzle.order.argsort())
+        tensors, notes = self._without_localisation(seen.update, model, puzzle)
         update = replace(seen.update, tensors=tensors)
         return replace(seen, update=update, undo=undo, notes=(*seen.notes, f"mjp: {words}", *notes))
 

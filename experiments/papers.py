@@ -42,7 +42,7 @@ GENERATOR = ("--steps", "1000", "channels=1", "width=24")
 @dataclass(frozen=True)
 class Table:
     """One audit: a spec, what is changed in it, and the attack that differences are taken from.
-    ``{root}`` in an override is the folder of all tables, ``after`` one that must be done first."""
+    ``{root}`` in an override is the folder of all tables; ``after``: those that come first."""
 
     name: str
     spec: str
@@ -388,8 +388,8 @@ def run_missing(
 
     with ThreadPoolExecutor(jobs) as pool:
         running: dict[Future[float], Table | Script] = {}
-        while (next_ := ready(todo, root)) or running:
-            for table in next_[: jobs - len(running)]:
+        while (able := ready(todo, root)) or running:
+            for table in able[: jobs - len(running)]:
                 todo.remove(table)
                 running[pool.submit(run, table)] = table
             for future in wait(running, return_when=FIRST_COMPLETED).done:
