@@ -168,6 +168,10 @@ class Mjp(Defense):
             puzzle.order, puzzle.mask = _read_order(rows, index, own.to(rows))
             words = f"the order of all patches ({int(puzzle.mask.sum())} moved) read from `index`"
             undo = partial(rearrange, grid=puzzle.grid, order=puzzle.order.argsort())
+        puzzle.mask, puzzle.order = (
+            places if places is None else places.to(model.get_parameter(position).device)
+            for places in (puzzle.mask, puzzle.order)
+        )
         tensors, notes = self._without_localisation(seen.update, model, puzzle)
         update = replace(seen.update, tensors=tensors)
         return replace(seen, update=update, undo=undo, notes=(*seen.notes, f"mjp: {words}", *notes))
