@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments import papers
+from experiments.papers import data, kinds, running
+from experiments.papers.budget import WHOLE, at_paper_budget
+from experiments.papers.kinds import HERE, Script, Table
+from experiments.papers.listed import TABLES
 from fedsim.attacks import create_attack
 from fedsim.attacks.gias import Gias
 from fedsim.attacks.gradvit import GradVit
@@ -22,18 +25,18 @@ from tests.conftest import small_spec
 def test_a_table_that_stopped_is_gone_on_with_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(papers, "HERE", tmp_path)
-    table = papers.Table("small", "small.yaml", ("train.rounds=1",))
-    monkeypatch.setattr(papers, "TABLES", [table])
+    monkeypatch.setattr(kinds, "HERE", tmp_path)
+    table = Table("small", "small.yaml", ("train.rounds=1",))
+    monkeypatch.setattr(running, "TABLES", [table])
     spec = small_spec(*table.overrides)
     (tmp_path / table.spec).write_text(spec.to_yaml())
     root = tmp_path / "tables"
     run = audit(spec, root / table.name)
-    whole = papers.page(root, {})
+    whole = running.page(root, {})
     (run.root / "scores.csv").unlink()
-    assert table.name not in papers.page(root, {})
+    assert table.name not in running.page(root, {})
     table.run(root, ["seed=2"], paper=False, jobs=1)
-    assert papers.page(root, {}) == whole
+    assert running.page(root, {}) == whole
     assert "| patch_solve |" in whole
 
 
@@ -41,15 +44,15 @@ def test_a_table_that_stopped_is_gone_on_with_and_shown(
 def test_what_a_script_prints_as_a_table_is_kept_and_waits_for_what_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = papers.Script("first", ("papers", "-o", "{folder}", "--list"))
-    second = papers.Script("second", ("table", "{root}/audited"), after=("first",))
-    chosen: list[papers.Table | papers.Script] = [second, first]
-    monkeypatch.setattr(papers, "TABLES", chosen)
-    assert papers.ready(chosen, tmp_path) == [first]
-    assert papers.ready([second], tmp_path) == []
+    first = Script("first", ("papers", "-o", "{folder}", "--list"))
+    second = Script("second", ("table", "{root}/audited"), after=("first",))
+    chosen: list[Table | Script] = [second, first]
+    monkeypatch.setattr(running, "TABLES", chosen)
+    assert running.ready(chosen, tmp_path) == [first]
+    assert running.ready([second], tmp_path) == []
     audit(small_spec("train.rounds=1"), tmp_path / "audited")
-    papers.run_missing(chosen, tmp_path, {"any": []}, paper=False, jobs=2)
-    assert papers.missing(chosen, tmp_path) == []
+    running.run_missing(chosen, tmp_path, {"any": []}, paper=False, jobs=2)
+    assert running.missing(chosen, tmp_path) == []
     page = (tmp_path / "TABLES.md").read_text()
     assert "## second (`python -m experiments.table`" in page
     assert "| patch_solve |" in page
@@ -58,31 +61,31 @@ def test_what_a_script_prints_as_a_table_is_kept_and_waits_for_what_it_reads(
 def test_what_waits_for_a_table_that_is_not_done_is_left_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    waits = papers.Script("waits", ("table",), after=("never",))
-    monkeypatch.setattr(papers, "TABLES", [papers.Script("never", ("table",)), waits])
-    papers.run_missing([waits], tmp_path, {"any": []}, paper=False, jobs=1)
-    assert papers.missing([waits], tmp_path) == [waits]
+    waits = Script("waits", ("table",), after=("never",))
+    monkeypatch.setattr(running, "TABLES", [Script("never", ("table",)), waits])
+    running.run_missing([waits], tmp_path, {"any": []}, paper=False, jobs=1)
+    assert running.missing([waits], tmp_path) == [waits]
     assert "waits waits for never" in capsys.readouterr().out
 
 
 def test_a_folder_holds_tables_of_one_budget(tmp_path: Path) -> None:
-    papers.keep_budget(tmp_path, "small")
-    papers.keep_budget(tmp_path, "small")
+    running.keep_budget(tmp_path, "small")
+    running.keep_budget(tmp_path, "small")
     with pytest.raises(SystemExit, match="at the small budget"):
-        papers.keep_budget(tmp_path, "papers'")
+        running.keep_budget(tmp_path, "papers'")
 
 
 def test_a_table_with_a_job_that_crashed_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = papers.Table("broken", "demo.yaml")
+    table = Table("broken", "demo.yaml")
     run = audit(small_spec("train.rounds=1"), tmp_path / "broken")
     assert table.done(tmp_path)
-    assert "No differences: dlg has no result here." in papers.Table(
+    assert "No differences: dlg has no result here." in Table(
         "broken", "demo.yaml", against="dlg"
     ).lines(tmp_path)
-    for kinds, done in ((["declined"], True), (["declined", "crashed"], False)):
-        said = {"failed_jobs": [{"kind": kind} for kind in kinds]}
+    for ends, done in ((["declined"], True), (["declined", "crashed"], False)):
+        said = {"failed_jobs": [{"kind": kind} for kind in ends]}
         monkeypatch.setattr(type(run), "summary", said)
         assert table.done(tmp_path) is done
 
@@ -96,55 +99,55 @@ def test_data_that_was_half_made_is_made_again(tmp_path: Path) -> None:
         "if 'whole' not in sys.argv: sys.exit(4)\n"
     )
     with pytest.raises(subprocess.CalledProcessError):
-        papers.make_folder(folder, str(script))
+        data.make_folder(folder, str(script))
     assert not folder.exists()
-    papers.make_folder(folder, str(script), "whole")
+    data.make_folder(folder, str(script), "whole")
     assert (folder / "one").is_file()
 
 
 def test_a_script_that_fails_is_named_and_its_table_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = papers.Script("broken", ("table", "{root}/nothing-there"))
-    papers.run_missing([script], tmp_path, {"any": []}, paper=False, jobs=1)
-    assert papers.missing([script], tmp_path) == [script]
+    script = Script("broken", ("table", "{root}/nothing-there"))
+    running.run_missing([script], tmp_path, {"any": []}, paper=False, jobs=1)
+    assert running.missing([script], tmp_path) == [script]
     assert "broken ended with 1" in capsys.readouterr().out
 
 
 def test_every_table_has_a_spec_or_a_script_and_a_name_of_its_own() -> None:
-    names = [table.name for table in papers.TABLES]
+    names = [table.name for table in TABLES]
     assert len(set(names)) == len(names)
-    for table in papers.TABLES:
-        if isinstance(table, papers.Table):
-            assert (papers.HERE / table.spec).is_file()
+    for table in TABLES:
+        if isinstance(table, Table):
+            assert (HERE / table.spec).is_file()
         else:
-            assert (papers.HERE / f"{table.words[0]}.py").is_file()
+            assert (HERE / f"{table.words[0]}.py").is_file()
         assert set(table.after) <= set(names)
 
 
-AUDITS = [table for table in papers.TABLES if isinstance(table, papers.Table)]
+AUDITS = [table for table in TABLES if isinstance(table, Table)]
 
 
 @pytest.mark.parametrize("table", AUDITS, ids=lambda table: table.name)
-def test_the_overrides_of_a_table_fit_its_spec(table: papers.Table) -> None:
+def test_the_overrides_of_a_table_fit_its_spec(table: Table) -> None:
     overrides = [word.replace("{root}", "ROOT") for word in table.overrides]
-    spec = load_spec(papers.HERE / table.spec, overrides)
+    spec = load_spec(HERE / table.spec, overrides)
     labels = [label for label, _ in labelled_attacks(spec)]
     assert table.against in labels
 
 
 @pytest.mark.parametrize("table", AUDITS, ids=lambda table: table.name)
-def test_the_papers_budgets_leave_what_sets_the_rows_of_a_table_apart(table: papers.Table) -> None:
-    override = papers.at_paper_budget(papers.HERE / table.spec)
-    spec = load_spec(papers.HERE / table.spec, [override])
+def test_the_papers_budgets_leave_what_sets_the_rows_of_a_table_apart(table: Table) -> None:
+    override = at_paper_budget(HERE / table.spec)
+    spec = load_spec(HERE / table.spec, [override])
     built = [create_attack(attack.name, **attack.params) for attack in spec.attacks]
     assert len({repr(attack) for attack in built}) == len(built)
     for attack in built:
         if isinstance(attack, Gias) and "/" not in attack.space:
-            assert attack.steps == papers.WHOLE
+            assert attack.steps == WHOLE
         if isinstance(attack, GradVit):
             assert attack.patch in (0, attack.presets["paper"]["patch"])
-    for attack, given in zip(built, load_spec(papers.HERE / table.spec).attacks, strict=True):
+    for attack, given in zip(built, load_spec(HERE / table.spec).attacks, strict=True):
         if isinstance(attack, PresetParameters):
             assert attack.preset == "paper"
             assert attack.steps >= given.params.get("steps", 0)

@@ -1,0 +1,1 @@
+"""The papers' tables again, unattended: the list of them, what makes one, and the runner."""

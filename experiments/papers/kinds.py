@@ -1,0 +1,111 @@
+"""What a table of a paper is made by: an audit of a spec, or a script that prints it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from experiments.papers.budget import at_paper_budget
+from experiments.table import lines_of
+from fedsim.core.files import write_atomically
+from fedsim.core.run import Run
+
+HERE = Path(__file__).parents[1]  # specs and scripts are named from there
+PRINTED = "table.md"
+Source = Literal["cifar10", "faces", "domains", "largest", "random", "any"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One audit: a spec, what is changed in it, and the attack that differences are taken from.
+    ``{root}`` in an override is the folder of all tables; ``after``: those that come first."""
+
+    name: str
+    spec: str
+    overrides: tuple[str, ...] = ()
+    against: str = "prior_only"
+    data: Source = "cifar10"
+    after: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        return f"experiments/{self.spec}"
+
+    def done(self, root: Path) -> bool:
+        """Scored, and no job crashed: one that did is tried again."""
+        folder = root / self.name
+        if not (folder / "scores.csv").is_file():
+            return False
+        jobs = Run(folder).summary.get("failed_jobs", [])
+        return all(job.get("kind") == "declined" for job in jobs)
+
+    def lines(self, root: Path) -> list[str]:
+        run = Run(root / self.name)
+        faces = self.data in ("faces", "domains")
+        whole = lines_of([run], mean=faces)
+        if self.against not in set(run.scores["attack"]):
+            return [*whole, "", f"No differences: {self.against} has no result here."]
+        return [*whole, "", *lines_of([run], self.against, mean=faces)]
+
+    def run(self, root: Path, given: Sequence[str], *, paper: bool, jobs: int) -> None:
+        """The audit, gone on with where it stopped."""
+        folder = root / self.name
+        if (folder / "run.json").is_file():  # begun: its spec is in there
+            run_fedsim("audit", "--resume", str(folder), jobs=jobs)
+            return
+        overrides = [word.replace("{root}", str(root)) for word in self.overrides]
+        if paper:
+            overrides.append(at_paper_budget(HERE / self.spec))
+        spec = str(HERE / self.spec)
+        run_fedsim("audit", spec, *overrides, *given, "-o", str(folder), jobs=jobs)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a script under `experiments/` prints as a table. In its words ``{path}`` is the data and
+    ``{folder}`` a folder of its own, where it goes on from what is there."""
+
+    name: str
+    words: tuple[str, ...]
+    data: Source = "any"
+    after: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        return f"python -m experiments.{self.words[0]}"
+
+    def done(self, root: Path) -> bool:
+        return (root / self.name / PRINTED).is_file()
+
+    def lines(self, root: Path) -> list[str]:
+        return (root / self.name / PRINTED).read_text().splitlines()
+
+    def run(self, root: Path, given: Sequence[str], *, paper: bool, jobs: int) -> None:
+        folder = root / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        path = next((w.partition("=")[2] for w in given if w.startswith("data.path=")), "")
+        words = [word.format(root=root, path=path, folder=folder) for word in self.words]
+        command = [sys.executable, "-m", f"experiments.{words[0]}", *words[1:]]
+        said = subprocess.run(
+            command, check=True, cwd=HERE.parent, env=os.environ | share(jobs),
+            stdout=subprocess.PIPE, text=True,
+        ).stdout  # fmt: skip
+        table = [line for line in said.splitlines() if line.startswith("|") or not line.strip()]
+        write_atomically(folder / PRINTED, "\n".join(table).strip().encode() + b"\n")
+
+
+def share(jobs: int) -> dict[str, str]:
+    """The environment of one of so many processes at a time; what is set already stays."""
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+
+
+def run_fedsim(*words: str, jobs: int = 1) -> None:
+    """One command of fedsim in a process of its own, with its share of the processor."""
+    command = [sys.executable, "-m", "fedsim.cli", *words]
+    subprocess.run(command, check=True, cwd=HERE.parent, env=os.environ | share(jobs))
