@@ -19,11 +19,12 @@ from torch import nn
 
 from fedsim.attacks.closed import ClosedForm, Hidden, Solved, fold_patches, ridge_solve, uploaded
 from fedsim.attacks.transformers import transformer_parts
+from fedsim.core.anatomy import VitParts
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
-from fedsim.core.models import PlainBlock, VitParts
+from fedsim.core.models import PlainBlock
 from fedsim.core.observation import Public
 
 

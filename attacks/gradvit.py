@@ -31,8 +31,8 @@ from fedsim.attacks.matching import (
     objective_of,
     total_variation_of,
 )
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.errors import ModelError
-from fedsim.core.models import vit_parts
 from fedsim.core.natural import natural_pictures
 
 _NATURAL = 64  # pictures of the attacker's own that are looked at

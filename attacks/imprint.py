@@ -25,11 +25,11 @@ from fedsim.attacks.closed.peeling import Reader, Tokens, read_bins
 from fedsim.attacks.labels import recover_labels
 from fedsim.attacks.manoeuvres.imprinting import Layout
 from fedsim.attacks.transformers import transformer_parts
+from fedsim.core.anatomy import VitParts
 from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.epochs import samples_of_epoch
 from fedsim.core.errors import AttackError, NotGranted
 from fedsim.core.knowledge import View
-from fedsim.core.models import VitParts
 from fedsim.core.observation import Public
 from fedsim.core.spec import Upload
 

@@ -29,10 +29,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.anatomy import head_names, vit_parts
 from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.knowledge import View
 from fedsim.core.learning import Protocol, Update
-from fedsim.core.models import head_names, vit_parts
 from fedsim.core.spec import Upload
 
 Rule = Literal["auto", "bias", "rows", "min", "sum", "steps"]

@@ -32,12 +32,12 @@ from fedsim.attacks.closed import (
     uploaded,
 )
 from fedsim.attacks.transformers import transformer_parts
+from fedsim.core.anatomy import VitParts
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
 from fedsim.core.epochs import samples_of_epoch, steps_of_round
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
-from fedsim.core.models import VitParts
 from fedsim.core.observation import Public
 from fedsim.core.spec import Upload
 

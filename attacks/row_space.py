@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from fedsim.attacks.closed import ClosedForm, Solved, fold_patches, uploaded
 from fedsim.attacks.transformers import transformer_parts
+from fedsim.core.anatomy import VitParts
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
-from fedsim.core.models import VitParts
 from fedsim.core.observation import Public
 
 

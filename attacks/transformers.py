@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from fedsim.core.anatomy import VitParts, vit_parts
 from fedsim.core.errors import AttackError, ModelError
-from fedsim.core.models import VitParts, vit_parts
 
 
 def transformer_parts(model: nn.Module, attack: str) -> VitParts:

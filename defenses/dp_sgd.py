@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from fedsim.core.anatomy import batchnorm_names
 from fedsim.core.defense import Budget, Defense, Exposure
 from fedsim.core.errors import ModelError
-from fedsim.core.models import batchnorm_names
 from fedsim.defenses.accounting import spent
 
 CHUNK = 16  # samples whose gradients are held at once

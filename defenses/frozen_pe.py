@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.defense import Defense
 from fedsim.core.errors import ModelError
-from fedsim.core.models import vit_parts
 
 
 @dataclass(frozen=True)

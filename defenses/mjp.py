@@ -22,9 +22,9 @@ from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
+from fedsim.core.anatomy import VitParts, batchnorm_names, vit_parts
 from fedsim.core.defense import Defense, Informed
 from fedsim.core.errors import ModelError
-from fedsim.core.models import VitParts, batchnorm_names, vit_parts
 from fedsim.core.spec import Upload
 from fedsim.defenses.jigsaw import block_mask, rearrange, scramble_pixels, shuffled_order
 

@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.defense import Defense
 from fedsim.core.errors import ModelError
-from fedsim.core.models import vit_parts
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedsim.core.anatomy import head_names
 from fedsim.core.defense import Defense
-from fedsim.core.models import head_names
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Literal
 
 from torch import nn
 
+from fedsim.core.anatomy import head_names, vit_parts
 from fedsim.core.defense import Defense
 from fedsim.core.errors import ModelError
-from fedsim.core.models import head_names, vit_parts
 
 Part = Literal["position", "patches", "cls", "head"]
 

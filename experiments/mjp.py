@@ -43,9 +43,10 @@ from experiments.training.cifar10 import (
 )
 from fedsim.audit.stages import federate
 from fedsim.campaign.plan import jobs_of, victims
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.errors import ModelError
 from fedsim.core.metrics import METRICS, decibel
-from fedsim.core.models import build_model, vit_parts
+from fedsim.core.models import build_model
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, observation_path
 from fedsim.core.spec import Spec, load_spec

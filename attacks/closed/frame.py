@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.labels import labels_left, recover_labels
+from fedsim.core.anatomy import VitParts
 from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
-from fedsim.core.models import VitParts
 
 
 @dataclass

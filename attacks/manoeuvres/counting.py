@@ -22,8 +22,8 @@ from fedsim.attacks.manoeuvres.reading import (
     count_unpredicted,
     sent_back,
 )
+from fedsim.core.anatomy import head_names
 from fedsim.core.manoeuvre import Sighting
-from fedsim.core.models import head_names
 from fedsim.core.spec import Upload
 
 ONE = 1.005  # up to here a count is of one picture: another has 6 parts in 10,000 beside it

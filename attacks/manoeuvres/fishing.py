@@ -53,10 +53,10 @@ from fedsim.attacks.manoeuvres.reading import (
     with_lone_head,
     without_head,
 )
+from fedsim.core.anatomy import batchnorm_names, head_names
 from fedsim.core.errors import AttackError, ModelError, SpecError
 from fedsim.core.learning import digest
 from fedsim.core.manoeuvre import Brief, Isolated, Manoeuvre, Memory, Sighting, Tampered
-from fedsim.core.models import batchnorm_names, head_names
 from fedsim.core.observation import Public
 from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Spec, Upload

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.anatomy import head_names
 from fedsim.core.learning import Protocol
-from fedsim.core.models import head_names
 
 _RANGE = 60.0  # nats between the ends of the interval; e^-87 is the least normal float32
 _STEEP = 1000.0  # slope times interval of a gate that must not lean on small numbers

@@ -37,8 +37,8 @@ from fedsim.attacks.manoeuvres.imprinting import (
     patch_basis,
     places_code,
 )
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.manoeuvre import Brief, Manoeuvre, Tampered
-from fedsim.core.models import vit_parts
 from fedsim.core.observation import Public
 from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Upload

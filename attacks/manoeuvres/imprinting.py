@@ -28,8 +28,8 @@ import torch
 from timm.layers import DropPath, Mlp, PatchDropout
 from torch import Tensor, nn
 
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.errors import AttackError, ModelError, SpecError
-from fedsim.core.models import vit_parts
 from fedsim.core.observation import Public
 
 CONSTANT = 4.0  # of comparable size to all the rest of a token

@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from fedsim.attacks.manoeuvres import create_manoeuvre
 from fedsim.attacks.manoeuvres.gates import made_up_pictures
 from fedsim.attacks.manoeuvres.reading import clients_behind, is_silent, scaled, without_head
+from fedsim.core.anatomy import head_names
 from fedsim.core.errors import ModelError, SpecError
 from fedsim.core.manoeuvre import Brief, Isolated, Manoeuvre, Memory, Sighting, Tampered
-from fedsim.core.models import head_names
 from fedsim.core.observation import Public
 from fedsim.core.spec import Spec, Upload
 

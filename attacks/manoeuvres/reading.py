@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.labels import momentum_pull, recover_labels
+from fedsim.core.anatomy import head_names
 from fedsim.core.epochs import epoch_rows, steps_of_round
 from fedsim.core.errors import AttackError
 from fedsim.core.learning import Update
 from fedsim.core.manoeuvre import Brief, Sighting
-from fedsim.core.models import head_names
 from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import Upload
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.attacks.labels import Rule, labels_left, recover_labels
 from fedsim.attacks.matching.problem import Problem
-from fedsim.core.models import head_names
+from fedsim.core.anatomy import head_names
 
 LabelRule = Rule | Literal["joint"]
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from torch import nn
 
+from fedsim.core.anatomy import head_names, vit_parts
 from fedsim.core.errors import AttackError, ModelError
-from fedsim.core.models import head_names, vit_parts
 
 Part = Literal["embeddings", "attention", "mlp", "norm", "head", "other"]
 Blocks = tuple[int, int]  # first and last block, counted from 1, both included

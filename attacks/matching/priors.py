@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 from fedsim.attacks.matching.presets import PresetName
 from fedsim.attacks.matching.registration import align
+from fedsim.core.anatomy import batchnorm_names
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import Statistics
 from fedsim.core.learning import Colour, Update
-from fedsim.core.models import batchnorm_names
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.core.anatomy import batchnorm_names, head_names
 from fedsim.core.errors import ModelError
 from fedsim.core.guard import Finding, Guard, Scene
-from fedsim.core.models import batchnorm_names, head_names
 from fedsim.defenses.guards.calibration import d_snr_limit
 
 KNOWN = 1e-5  # the residual below which a gradient is little more than rounding

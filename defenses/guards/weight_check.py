@@ -16,9 +16,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedsim.core.anatomy import batchnorm_names, head_names, vit_parts
 from fedsim.core.errors import ModelError
 from fedsim.core.guard import Finding, Guard, Scene
-from fedsim.core.models import batchnorm_names, head_names, vit_parts
 from fedsim.defenses.guards import calibration
 from fedsim.defenses.guards.sketches import moved, norms_of, sketch_of
 

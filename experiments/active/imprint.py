@@ -28,12 +28,13 @@ from fedsim.attacks.imprint import Imprint, Picture, merge, read_update
 from fedsim.attacks.manoeuvres.imprint import ImprintWeights
 from fedsim.attacks.manoeuvres.imprinting import Layout, patch_basis
 from fedsim.clients.data import load_images
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.attack import no_progress
 from fedsim.core.knowledge import THREATS, Announced, Traffic, View
 from fedsim.core.learning import local_update
 from fedsim.core.manoeuvre import Brief, Tampered
 from fedsim.core.metrics import psnr
-from fedsim.core.models import build_model, vit_parts
+from fedsim.core.models import build_model
 from fedsim.core.observation import Observation, Public
 from fedsim.core.sent import Chosen
 from fedsim.core.spec import DataSpec, ModelSpec, Spec, TrainSpec, Upload

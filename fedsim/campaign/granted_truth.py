@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fedsim.campaign.jobs import AnyJob, Job, LessonJob, observed_by
 from fedsim.campaign.seen import read_from
+from fedsim.core.anatomy import batchnorm_names
 from fedsim.core.knowledge import Secrets, Statistics, granted_by
-from fedsim.core.models import batchnorm_names
 from fedsim.core.observation import (
     Observation,
     read_observation,

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.core.anatomy import batchnorm_names
 from fedsim.core.defense import Defense
 from fedsim.core.errors import FedsimError
-from fedsim.core.models import batchnorm_names
 from fedsim.core.spec import DataSpec, TrainSpec, Upload
 
 Batch = tuple[Tensor, Tensor]  # images (B, 3, H, W) in [0, 1], labels (B,)

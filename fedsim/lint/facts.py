@@ -14,18 +14,12 @@ import torch
 from torch import nn
 
 from fedsim.clients import images_of, shards_of
+from fedsim.core.anatomy import VitParts, batchnorm_names, head_names, vit_parts
 from fedsim.core.defense import Defense
 from fedsim.core.epochs import steps_of_round
 from fedsim.core.errors import AttackError, DataError, ModelError
 from fedsim.core.knowledge import refuse_unplayed
-from fedsim.core.models import (
-    VitParts,
-    batchnorm_names,
-    build_architecture,
-    build_model,
-    head_names,
-    vit_parts,
-)
+from fedsim.core.models import build_architecture, build_model
 from fedsim.core.spec import Spec
 from fedsim.defenses.applied import declared, prepared
 from fedsim.lint.rehearsal import Rehearsal, rehearse

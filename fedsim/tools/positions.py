@@ -29,10 +29,11 @@ from torch import Tensor, nn
 
 from fedsim.audit.trust import named_in, refuse_strangers
 from fedsim.clients import images_of
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.errors import RunError
 from fedsim.core.files import read_tensors, write_atomically, write_json
 from fedsim.core.learning import Protocol
-from fedsim.core.models import build_architecture, vit_parts
+from fedsim.core.models import build_architecture
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
 from fedsim.defenses.applied import declared, prepared

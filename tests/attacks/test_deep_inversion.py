@@ -11,9 +11,10 @@ from fedsim.attacks import create_attack
 from fedsim.attacks.deep_inversion import Classified
 from fedsim.attacks.matching import FeaturePrior
 from fedsim.attacks.matching.priors import running_statistics
+from fedsim.core.anatomy import head_names
 from fedsim.core.knowledge import THREATS, Announced, View
 from fedsim.core.learning import Update
-from fedsim.core.models import build_model, head_names
+from fedsim.core.models import build_model
 from fedsim.core.spec import ModelSpec, TrainSpec
 from tests.staging import CPU, attack, observe, photos
 

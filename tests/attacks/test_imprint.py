@@ -12,11 +12,11 @@ from fedsim.attacks.closed.peeling import Tokens
 from fedsim.attacks.imprint import Picture, filled, gather, merge, read_update
 from fedsim.attacks.manoeuvres.imprint import ImprintWeights
 from fedsim.attacks.manoeuvres.imprinting import Layout, patch_basis
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.learning import local_update
 from fedsim.core.metrics import psnr
-from fedsim.core.models import vit_parts
 from fedsim.core.spec import ModelSpec, TrainSpec
 from tests.attacks.imprinted import (
     MODEL,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedsim.core.anatomy import head_names
 from fedsim.core.errors import ModelError
 from fedsim.core.imprinted import Imprinted
-from fedsim.core.models import build_model, head_names
+from fedsim.core.models import build_model
 from fedsim.core.spec import ModelSpec
 
 VIT = {"patch_size": 8, "depth": 2, "embed_dim": 96, "num_heads": 3}

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import nn
 
+from fedsim.core.anatomy import resnet_parts, vit_parts
 from fedsim.core.errors import ModelError
-from fedsim.core.models import OPENING, build_model, load_checkpoint, resnet_parts, vit_parts
+from fedsim.core.models import OPENING, build_model, load_checkpoint
 from fedsim.core.spec import ModelSpec
 
 TINY = {"patch_size": 8, "depth": 2, "embed_dim": 96}

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from fedsim.audit.stages import federate
 from fedsim.cli import app
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.errors import RunError
-from fedsim.core.models import build_model, vit_parts
+from fedsim.core.models import build_model
 from fedsim.core.run import Run
 from fedsim.defenses.applied import prepared
 from fedsim.defenses.mjp import Mjp, coordinates, puzzle_of

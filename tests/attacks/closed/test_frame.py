@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from fedsim.attacks.closed.frame import ClosedForm, Solved, fold_patches, uploaded
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.attack import Progress, no_progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import THREATS, Announced, View
-from fedsim.core.models import build_model, vit_parts
+from fedsim.core.models import build_model
 from tests.staging import CPU, TINY, observe, photos
 
 
