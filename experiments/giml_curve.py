@@ -20,6 +20,7 @@ import pandas as pd
 from experiments.compare import MEAN, batches
 from experiments.table import interval
 from fedsim.core.run import Run
+from fedsim.scoring.statistics import mean_interval
 
 CURVES = {
     "giml": ("GI-z, generator learned by GIML from these clients", "#a8261b"),
@@ -39,6 +40,12 @@ def curve(tables: list[pd.DataFrame], word: str) -> dict[int, list[np.ndarray]]:
     return dict(sorted(points.items()))
 
 
+def independent(runs: list[np.ndarray]) -> np.ndarray:
+    """What an interval is over: the means of several runs, each of which learned a generator of its
+    own, or the batches of one."""
+    return runs[0] if len(runs) == 1 else np.array([values.mean() for values in runs])
+
+
 def draw(
     curves: dict[str, dict[int, list[np.ndarray]]], lines: dict[str, float], path: Path
 ) -> None:
@@ -48,9 +55,9 @@ def draw(
     figure, axes = pyplot.subplots(figsize=(6.0, 3.6), layout="constrained")
     for word, points in curves.items():
         words, colour = CURVES[word]
-        values = {step: np.concatenate(runs) for step, runs in points.items()}
+        values = {step: independent(runs) for step, runs in points.items()}
         means = [v.mean() for v in values.values()]
-        errors = [1.96 * v.std() / len(v) ** 0.5 for v in values.values()]
+        errors = [v.mean() - mean_interval(list(v[:, None]))[0] for v in values.values()]
         axes.errorbar(
             list(values), means, errors, marker="o", ms=4, capsize=2, label=words, c=colour
         )
@@ -85,14 +92,14 @@ def main() -> None:
     for word, points in curves.items():
         for step, runs in points.items():
             shown = ", ".join(f"{values.mean():.1f}" for values in runs)
-            print(f"| {word}, {step} meta-steps | {interval(np.concatenate(runs))} | {shown} |")
+            print(f"| {word}, {step} meta-steps | {interval(independent(runs))} | {shown} |")
     lines = {}
     for name, words in LINES.items():
         columns = [t[name].dropna().to_numpy() for t in tables if name in t and "giml 0" in t]
         if columns:
             lines[name] = float(np.concatenate(columns).mean())
             shown = ", ".join(f"{column.mean():.1f}" for column in columns)
-            print(f"| {words} | {interval(np.concatenate(columns))} | {shown} |")
+            print(f"| {words} | {interval(independent(columns))} | {shown} |")
     if options.output:
         draw(curves, lines, options.output)
 

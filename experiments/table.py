@@ -1,10 +1,10 @@
-"""A table of finished audits: means over batches, with bootstrap intervals.
+"""A table of finished audits: means over batches, with 95 % intervals.
 
     python experiments/table.py RUN [RUN ...] [--against ATTACK] [--mean-picture]
 
 One row per attack (and run, where there are several). The unit is the batch, because the images of
-one batch are attacked together: means are over batches, each the mean of its trials, and intervals
-resample batches. ``--against``: the same, as differences from another attack on the same batches.
+one batch are attacked together: means are over batches, each the mean of its trials, intervals
+Student's over batches, and that of a rate is exact (`fedsim.scoring.statistics`). ``--against``: the same, as differences from another attack on the same batches.
 ``--mean-picture`` adds what the mean of all victims' pictures scores, which the truth alone can
 draw: the line to read faces against.
 """
@@ -24,7 +24,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.metrics import METRICS, fft2d, lpips, psnr, ssim
 from fedsim.core.run import Run
 from fedsim.core.vault import Vault
-from fedsim.scoring.statistics import resampled
+from fedsim.scoring.statistics import mean_interval, rate
 
 MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
     "psnr": psnr,
@@ -38,12 +38,12 @@ IDENTIFIED = "identified"
 
 
 def interval(values: np.ndarray, digits: int | None = None) -> str:
-    """Mean and 95 % bootstrap interval; of one value itself alone."""
+    """Mean and 95 % interval; of one value itself alone."""
     if digits is None:
         digits = 1 if abs(values.mean()) >= 2 else 3
     if len(values) == 1:
         return f"{values.mean():.{digits}f}"
-    low, high = resampled(list(values[:, None]), seed=0)
+    low, high = mean_interval(list(values[:, None]))
     return f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
@@ -79,6 +79,15 @@ def cell(values: pd.Series, digits: int | None = None) -> str:
     return interval(measured, digits) if len(measured) else ""
 
 
+def identified(run: Run, attack: str) -> str:
+    """The share of an attack's pictures that were told from others, with its exact interval."""
+    looked_for = run.scores[run.scores["attack"] == attack].dropna(subset=[IDENTIFIED])
+    if looked_for.empty:
+        return ""
+    told = {name: 100 * share for name, share in rate(looked_for, IDENTIFIED).items()}
+    return f"{told['rate']:.0f} [{told['low']:.0f}, {told['high']:.0f}]"
+
+
 def rows(run: Run, against: str | None = None, *, mean: bool = False) -> list[list[str]]:
     """The table's lines of one run."""
     batches = by_batch(run)
@@ -99,7 +108,7 @@ def rows(run: Run, against: str | None = None, *, mean: bool = False) -> list[li
             [
                 attack,
                 *[cell(measures[metric.name]) for metric in COLUMNS],
-                cell(measures[IDENTIFIED], 0),
+                cell(measures[IDENTIFIED], 0) if against else identified(run, attack),
                 f"{100 * means['label'].mean():.0f} %" if means["label"].notna().any() else "",
                 f"{means['seconds'].median():.0f}" if means["seconds"].notna().any() else "",
                 str(len(means)),

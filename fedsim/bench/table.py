@@ -12,7 +12,7 @@ from fedsim.bench.doubts import gathered, marks_of
 from fedsim.core.metrics import METRICS, shown_in
 from fedsim.report.headline import rank_of
 from fedsim.scoring.recovery import beside_baseline, recovered
-from fedsim.scoring.statistics import bootstrap, by_picture, count_pictures
+from fedsim.scoring.statistics import by_picture, count_pictures, interval
 
 CELL = ["defense", "strength"]
 KEYS = [*CELL, "attack"]
@@ -106,7 +106,7 @@ def _leakage(pictures: pd.DataFrame) -> dict[str, Any]:
         name: float(by_picture(rows, name)["value"].mean()) if rows[name].notna().any() else None
         for name in averaged
     }
-    low, high = bootstrap(rows, "psnr", seed=0)
+    low, high = interval(rows, "psnr")
     right = rows.assign(right=(rows["label_true"] == rows["label_recovered"]).astype(float))
     jobs = pictures.groupby(["seed", "round", "client", "trial"])["seconds"].first()
     return {

@@ -1,8 +1,8 @@
 """Statistics of scores: intervals that respect which pictures hang together, pairs, ranks.
 
 A picture counts once: its trials, and the rounds in which it was met again, are averaged before
-anything else is. Victims are drawn anew, not pictures, because the pictures of one client's batch
-are attacked together; victims that share a picture are drawn together. A rate gets an exact
+anything else is. An interval is over victims, not pictures, because the pictures of one client's
+batch are attacked together; victims that share a picture count as one. A rate gets an exact
 binomial interval, of as many pictures as its victims are worth.
 """
 
@@ -21,7 +21,6 @@ from fedsim.core.metrics import METRICS, Metric, shown_in
 
 VICTIM = ["round", "client"]
 KEYS = [*VICTIM, "image"]
-DRAWS = 2000
 
 
 def picture_numbers(table: pd.DataFrame) -> np.ndarray:
@@ -67,31 +66,33 @@ def _groups(table: pd.DataFrame, pictures: np.ndarray) -> np.ndarray:
     return numbers[victims]
 
 
-def bootstrap(
-    table: pd.DataFrame, column: str, seed: int, draws: int = DRAWS
-) -> tuple[float, float]:
-    """95 % interval of the mean over pictures, resampling victims (images of one client hang
-    together)."""
-    return _interval(by_picture(table, column), seed, draws)
+def interval(table: pd.DataFrame, column: str) -> tuple[float, float]:
+    """95 % interval of the mean over pictures, by victims (images of one client hang together)."""
+    return _interval(by_picture(table, column))
 
 
-def _interval(each: pd.DataFrame, seed: int, draws: int = DRAWS) -> tuple[float, float]:
+def _interval(each: pd.DataFrame) -> tuple[float, float]:
     if each.empty:
         return float("nan"), float("nan")
-    return resampled([g["value"].to_numpy() for _, g in each.groupby("group")], seed, draws)
+    return mean_interval([g["value"].to_numpy() for _, g in each.groupby("group")])
 
 
-def resampled(groups: Sequence[np.ndarray], seed: int, draws: int = DRAWS) -> tuple[float, float]:
-    """95 % interval of the mean of all values, drawing whole groups anew (percentile bootstrap)."""
-    sums = np.array([g.sum() for g in groups])
-    counts = np.array([len(g) for g in groups])
-    picks = np.random.default_rng(seed).integers(0, len(groups), (draws, len(groups)))
-    means = sums[picks].sum(1) / counts[picks].sum(1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
+def mean_interval(groups: Sequence[np.ndarray]) -> tuple[float, float]:
+    """95 % interval of the mean of all values, where those of a group hang together: Student's, of
+    as many degrees of freedom as there are groups, less one. A percentile bootstrap of eight groups
+    covers the mean in 86 of 100 cases. One group alone has no interval: both ends are its mean."""
+    sums = np.array([g.sum() for g in groups], dtype=float)
+    counts = np.array([len(g) for g in groups], dtype=float)
+    mean, number = sums.sum() / counts.sum(), len(groups)
+    if number == 1:
+        return float(mean), float(mean)
+    apart = sums - mean * counts  # of unequal groups the mean is a ratio
+    error = np.sqrt(number / (number - 1) * np.square(apart).sum()) / counts.sum()
+    reach = float(t.ppf(0.975, number - 1)) * error
+    return float(mean - reach), float(mean + reach)
 
 
-def describe(own: pd.DataFrame, metric: str, seed: int) -> dict[str, float | None]:
+def describe(own: pd.DataFrame, metric: str) -> dict[str, float | None]:
     """Mean with its interval, the worst case for the client, and where most pictures lie.
 
     ``typical`` is the median; a tenth of the pictures come closer than ``exposed``. The worst case
@@ -104,7 +105,7 @@ def describe(own: pd.DataFrame, metric: str, seed: int) -> dict[str, float | Non
     about = METRICS[metric]
     described = (
         each["value"].mean(),
-        *_interval(each, seed),
+        *_interval(each),
         _closest(own[metric], about),
         each["value"].median(),
         each["value"].quantile(0.9 if about.higher_leaks else 0.1),
@@ -151,7 +152,7 @@ def _worth(each: pd.DataFrame, share: float) -> float:
     return float(np.clip(worth, groups, pictures))
 
 
-def compare(scores: pd.DataFrame, labels: list[str], seed: int) -> list[dict[str, Any]]:
+def compare(scores: pd.DataFrame, labels: list[str]) -> list[dict[str, Any]]:
     """Every attack against every later one: the mean difference over the same pictures (each a mean
     over trials) in every headline metric, with intervals."""
     names = [metric.name for metric in shown_in("headlines")]
@@ -167,7 +168,7 @@ def compare(scores: pd.DataFrame, labels: list[str], seed: int) -> list[dict[str
             apart = apart.join(numbers, on=KEYS)
             entry: dict[str, Any] = {"first": first, "second": second}
             entry["pictures"] = count_pictures(apart)
-            entry |= {name: _mean_with_interval(apart, name, seed) for name in names}
+            entry |= {name: _mean_with_interval(apart, name) for name in names}
             pairs.append(entry)
     return pairs
 
@@ -202,7 +203,7 @@ def population(scores: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
     return sorted(ranked, key=lambda entry: (-(entry["psnr"] or 0.0), entry["round"]))
 
 
-def over_rounds(scores: pd.DataFrame, rounds: pd.DataFrame, seed: int) -> list[dict[str, Any]]:
+def over_rounds(scores: pd.DataFrame, rounds: pd.DataFrame) -> list[dict[str, Any]]:
     """Leakage as training goes on: a row per attack and round, with the accuracy of the model that
     the clients were sent."""
     accuracy = {
@@ -215,15 +216,15 @@ def over_rounds(scores: pd.DataFrame, rounds: pd.DataFrame, seed: int) -> list[d
         attack, round_ = str(here["attack"].iloc[0]), int(here["round"].iloc[0])
         row: dict[str, Any] = {"attack": attack, "round": round_}
         row["pictures"] = count_pictures(here)
-        row |= {m.name: _mean_with_interval(here, m.name, seed) for m in shown_in("headlines")}
+        row |= {m.name: _mean_with_interval(here, m.name) for m in shown_in("headlines")}
         row["accuracy_before"] = accuracy.get(round_)
         rows.append(row)
     return rows
 
 
-def _mean_with_interval(table: pd.DataFrame, column: str, seed: int) -> dict[str, float | None]:
+def _mean_with_interval(table: pd.DataFrame, column: str) -> dict[str, float | None]:
     each = by_picture(table, column)
-    low, high = _interval(each, seed)
+    low, high = _interval(each)
     return {"mean": clean(each["value"].mean()), "low": clean(low), "high": clean(high)}
 
 

@@ -43,11 +43,11 @@ from fedsim.scoring.canary import CANARY_TOLERANCE
 from fedsim.scoring.recovery import above_flat, above_free, beside_baseline, recovered, stands_out
 from fedsim.scoring.statistics import (
     KEYS,
-    bootstrap,
     clean,
     count_groups,
     count_pictures,
     describe,
+    interval,
     label_accuracy,
     rate,
 )
@@ -124,7 +124,7 @@ def summarise(
             entries.append(_no_result(label, ledger or [], own, asked))
         else:
             chance = (chances or {}).get(label)
-            entries.append(_one(rows, baseline, label, ledger, spec.seed, chance, asked))
+            entries.append(_one(rows, baseline, label, ledger, chance, asked))
     return entries
 
 
@@ -151,7 +151,6 @@ def _one(
     baseline: pd.DataFrame,
     label: str,
     ledger: list[str] | None,
-    seed: int,
     chance: Mapping[str, Any] | None,
     asked: Asked,
 ) -> dict[str, Any]:
@@ -174,7 +173,7 @@ def _one(
         "victims_of": asked.victims,
         "refused": asked.refused,
         "groups": count_groups(rows),
-        "metrics": {m: describe(rows, m, seed) for m in METRICS},
+        "metrics": {m: describe(rows, m) for m in METRICS},
         "baseline": {m: _mean(same[m]) for m in METRICS},
         "label_accuracy": labels["rate"] if labels else None,
         "labels": labels,
@@ -191,12 +190,12 @@ def _one(
         entry["verdict"] = "BASELINE"
     else:
         entry["lacking"] = asked.lacking(paired)
-        entry["verdict"] = _verdict(entry, paired, seed, asked)
+        entry["verdict"] = _verdict(entry, paired, asked)
     entry["words"] = words_of(entry)
     return entry
 
 
-def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int, asked: Asked) -> str:
+def _verdict(entry: dict[str, Any], paired: pd.DataFrame, asked: Asked) -> str:
     if entry["recovered"]:
         return "LEAKS"
     if entry["stand_out"]:
@@ -208,7 +207,7 @@ def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int, asked: Aske
     if entry["lacking"]:
         return "INCOMPLETE"
     better = _above_baseline if asked.baseline is not None else _above_marks
-    if better(paired, seed):
+    if better(paired):
         return "PARTIAL"
     identification = entry["identification"]
     if identification is not None and identification["by_chance"] < PARTIAL_CHANCE:
@@ -216,28 +215,28 @@ def _verdict(entry: dict[str, Any], paired: pd.DataFrame, seed: int, asked: Aske
     return "NOT RECOVERED"
 
 
-def _above_baseline(paired: pd.DataFrame, seed: int) -> bool:
+def _above_baseline(paired: pd.DataFrame) -> bool:
     """Whether the mean difference to what is had for nothing is surely more than its margin."""
     for metric, margin in MARGINS.items():
         gain = above_free(paired, metric)
-        if _surely(paired.assign(gain=gain), margin, seed):
+        if _surely(paired.assign(gain=gain), margin):
             return True
     return False
 
 
-def _above_marks(paired: pd.DataFrame, seed: int) -> bool:
+def _above_marks(paired: pd.DataFrame) -> bool:
     """The same where nobody guessed: against marks, and against the best flat colour."""
     flat = paired.assign(gain=above_flat(paired))
-    if flat["gain"].notna().any() and not _surely(flat, PARTIAL_DB, seed):
+    if flat["gain"].notna().any() and not _surely(flat, PARTIAL_DB):
         return False
-    return any(_surely(paired.assign(gain=paired[m]), mark, seed) for m, mark in MARKS.items())
+    return any(_surely(paired.assign(gain=paired[m]), mark) for m, mark in MARKS.items())
 
 
-def _surely(table: pd.DataFrame, margin: float, seed: int) -> bool:
+def _surely(table: pd.DataFrame, margin: float) -> bool:
     """Whether the 95 % interval of the mean ``gain`` is above a margin. One group of victims has no
     interval: its mean may be chance."""
     known = table.dropna(subset=["gain"])
-    return count_groups(known) > 1 and bootstrap(known, "gain", seed)[0] > margin
+    return count_groups(known) > 1 and interval(known, "gain")[0] > margin
 
 
 def _standing_out(paired: pd.DataFrame) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from fedsim.core.run import Run, paths
 from fedsim.core.spec import Spec
 from fedsim.report.pictures import Pair, load_pairs, spread
 from fedsim.scoring.recovery import RECOVERED_DB
-from fedsim.scoring.statistics import KEYS, bootstrap
+from fedsim.scoring.statistics import KEYS, interval
 from fedsim.viewer.charts import Interval, Series, curves, intervals
 from fedsim.viewer.files import DAMAGE, Files, inside, reason
 from fedsim.viewer.status import Outcome, Status, rounds_of
@@ -173,9 +173,8 @@ def _attacks(
         lines = []
         for number, run in enumerate(runs, 1):
             outcome = next((o for o in run.outcomes if o.attack == name), None)
-            seed = run.spec.seed if run.spec else 0
             cells = {metric.name: _cell(outcome, metric.name) for metric in shown_in("viewer")}
-            labels = _labels(outcome, scores[number], seed)
+            labels = _labels(outcome, scores[number])
             lines.append(Line(number, outcome, cells, labels))
         rows.append((name, lines))
     return rows
@@ -188,7 +187,7 @@ def _cell(outcome: Outcome | None, metric: str) -> Cell:
     return Cell(statistics.get("mean"), low, high)
 
 
-def _labels(outcome: Outcome | None, scores: pd.DataFrame | None, seed: int) -> Cell:
+def _labels(outcome: Outcome | None, scores: pd.DataFrame | None) -> Cell:
     """Labels that are right, with an interval like that of the metrics."""
     if outcome is None or outcome.label_accuracy is None:
         return Cell(None)
@@ -196,7 +195,7 @@ def _labels(outcome: Outcome | None, scores: pd.DataFrame | None, seed: int) -> 
     if rows is None or rows.empty or outcome.victims < 2:
         return Cell(outcome.label_accuracy)
     right = rows.assign(right=(rows["label_recovered"] == rows["label_true"]).astype(float))
-    return Cell(outcome.label_accuracy, *bootstrap(right, "right", seed))
+    return Cell(outcome.label_accuracy, *interval(right, "right"))
 
 
 def _charts(files: Files, runs: list[Status]) -> list[tuple[str, Any]]:

@@ -13,12 +13,13 @@ from fedsim.core.attack import BASELINE
 from fedsim.core.spec import Spec
 from fedsim.scoring.scores import columns
 from fedsim.scoring.statistics import (
-    bootstrap,
     compare,
     count_groups,
     count_pictures,
     describe,
+    interval,
     label_accuracy,
+    mean_interval,
     over_rounds,
     population,
     proportion,
@@ -44,11 +45,11 @@ def scores(rows: list[tuple[str, int, int, float]], **extra: object) -> pd.DataF
 
 def test_a_description_has_the_worst_case_and_where_most_lie() -> None:
     table = scores([("a", 1, client, float(client)) for client in range(11)])
-    told = describe(table, "psnr", 0)
+    told = describe(table, "psnr")
     assert (told["mean"], told["worst_case"], told["typical"], told["exposed"]) == (5, 10, 5, 9)
     assert told["low"] < 5 < told["high"]
-    assert describe(table, "lpips", 0)["mean"] is None
-    lower = describe(table.assign(lpips=table["psnr"]), "lpips", 0)
+    assert describe(table, "lpips")["mean"] is None
+    lower = describe(table.assign(lpips=table["psnr"]), "lpips")
     assert (lower["worst_case"], lower["exposed"]) == (0, 1)  # closer is lower
 
 
@@ -100,9 +101,34 @@ def test_pictures_told_from_a_gallery_are_a_partial_leak(by_chance: float, verdi
 def test_the_interval_covers_the_mean_and_narrows_with_victims() -> None:
     few = table([10, 20, 30], [])
     many = table([10, 20, 30] * 20, [])
-    (low, high), (inner_low, inner_high) = (bootstrap(t, "psnr", 0) for t in (few, many))
+    (low, high), (inner_low, inner_high) = (interval(t, "psnr") for t in (few, many))
     assert low <= 20 <= high
     assert low < inner_low < 20 < inner_high < high
+
+
+@pytest.mark.parametrize("victims", [3, 8])
+def test_intervals_cover_the_mean_as_often_as_they_say(victims: int) -> None:
+    coin, met = np.random.default_rng(1), 0
+    for _ in range(2000):
+        low, high = mean_interval(list(coin.normal(size=(victims, 1))))
+        met += low <= 0 <= high
+    assert 0.935 < met / 2000 < 0.965
+
+
+def test_an_interval_of_unequal_groups_is_that_of_a_ratio() -> None:
+    groups = [np.array([1.0, 2.0, 3.0]), np.array([5.0]), np.array([2.0, 2.0])]
+    low, high = mean_interval(groups)
+    left_out = []  # the jackknife, which agrees to first order
+    for at in range(3):
+        rest = np.concatenate([g for i, g in enumerate(groups) if i != at])
+        left_out.append(rest.mean())
+    jackknife = np.sqrt(2 / 3 * np.square(np.array(left_out) - np.mean(left_out)).sum())
+    assert (low + high) / 2 == pytest.approx(2.5)
+    assert (high - low) / 2 == pytest.approx(4.3027 * jackknife, rel=0.25)
+
+
+def test_one_victim_has_no_interval() -> None:
+    assert mean_interval([np.array([1.0, 3.0])]) == (2.0, 2.0)
 
 
 def batches(victims: int, images: int, seed: int = 0) -> pd.DataFrame:
@@ -130,12 +156,12 @@ def everything(table: pd.DataFrame) -> list[Any]:
     better = table.assign(attack="b", psnr=table["psnr"] + 1)
     both = pd.concat([table, better], ignore_index=True)
     return [
-        bootstrap(table, "psnr", 0),
-        describe(table, "psnr", 0),
+        interval(table, "psnr"),
+        describe(table, "psnr"),
         label_accuracy(table),
         rate(table, "identified"),
-        compare(both, ["a", "b"], 0),
-        over_rounds(both, pd.DataFrame(columns=["round"]), 0),
+        compare(both, ["a", "b"]),
+        over_rounds(both, pd.DataFrame(columns=["round"])),
         population(both, BASELINE),
         count_pictures(table),
         count_groups(table),
@@ -154,9 +180,10 @@ def test_more_trials_of_the_same_pictures_change_no_statistic(images: int) -> No
 def test_trials_are_averaged_and_the_worst_case_is_of_any() -> None:
     first = table([10, 30], [])
     second = first.assign(trial=1, psnr=[20.0, 32.0])
-    told = describe(pd.concat([first, second]), "psnr", 0)
+    told = describe(pd.concat([first, second]), "psnr")
     assert (told["mean"], told["worst_case"], told["typical"]) == (23, 32, 23)
-    assert (told["low"], told["high"]) == (15, 31)
+    # 15 and 31 by picture: Student's quantile for one degree of freedom, times a deviation of 8
+    assert (told["low"], told["high"]) == pytest.approx((23 - 8 * 12.7062, 23 + 8 * 12.7062))
 
 
 def test_a_picture_met_in_several_rounds_is_one_picture() -> None:
@@ -165,7 +192,7 @@ def test_a_picture_met_in_several_rounds_is_one_picture() -> None:
     both = pd.concat([first, later], ignore_index=True)
     assert count_pictures(both) == count_pictures(first) == 8
     assert count_groups(both) == count_groups(first) == 4
-    assert bootstrap(both, "psnr", 0) == pytest.approx(bootstrap(first, "psnr", 0))
+    assert interval(both, "psnr") == pytest.approx(interval(first, "psnr"))
     assert label_accuracy(both) == pytest.approx(label_accuracy(first))
     unlike = pd.concat([first, later.assign(picture=later["picture"] + 8)], ignore_index=True)
     assert (count_pictures(unlike), count_groups(unlike)) == (16, 8)
@@ -181,7 +208,7 @@ def test_scores_without_numbered_pictures_go_by_their_place() -> None:
     old = batches(3, 2).drop(columns="picture")
     again = pd.concat([old, old.assign(trial=1)], ignore_index=True)
     assert count_pictures(again) == count_pictures(old) == 6
-    assert bootstrap(again, "psnr", 0) == bootstrap(old, "psnr", 0)
+    assert interval(again, "psnr") == interval(old, "psnr")
 
 
 def test_a_rate_counts_pictures_that_are_alike_as_fewer() -> None:
