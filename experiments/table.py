@@ -3,10 +3,11 @@
     python experiments/table.py RUN [RUN ...] [--against ATTACK] [--mean-picture]
 
 One row per attack (and run, where there are several). The unit is the batch, because the images of
-one batch are attacked together: means are over batches, each the mean of its trials, intervals
-Student's over batches, and that of a rate is exact (`fedsim.scoring.statistics`). ``--against``: the same, as differences from another attack on the same batches.
-``--mean-picture`` adds what the mean of all victims' pictures scores, which the truth alone can
-draw: the line to read faces against.
+one batch are attacked together: means are over batches, each the mean of its trials; intervals are
+Student's over batches, and that of a rate is exact (`fedsim.scoring.statistics`). ``--against``:
+the same, as differences from another attack on the same batches. ``--mean-picture`` adds what the
+mean of all victims' pictures scores, which the truth alone can draw: the line to read faces
+against.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from __future__ import annotations
 from fedsim.scoring.canary import check_canaries
 from fedsim.scoring.identification import Gallery, identification_of
 from fedsim.scoring.scores import columns, load_pictures, score_jobs
-from fedsim.scoring.statistics import interval
 from fedsim.scoring.verdict import summarise
 
 __all__ = [
