@@ -31,6 +31,7 @@ NAMING = [
     "attacks=[{name: gias, space: w, architecture: 'stranger:call'}]",
     "defenses=[{name: 'stranger:Defended'}]",
     "data.name='stranger:call'",
+    "model={name: 'stranger:call'}",
     "threat={model: D, surrogate: {name: 'stranger:call'}}",
     "threat={model: D, generator: {checkpoint: x, name: 'stranger:call'}}",
 ]
@@ -63,6 +64,7 @@ def test_what_is_ours_is_nobodys_code() -> None:
         "defenses=[{name: clipping}]",
         "data.name='hf:owner/name:config'",
         "name='a run: mine'",
+        "model={name: 'hf-hub:timm/of-theirs'}",
     )
     assert import_paths(spec) == set()
     elsewhere = small_spec("attacks=[{name: 'attacks.tag:TagAttack'}]")  # anybody's folder
