@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.closed import ClosedForm, Solved, fold_patches, uploaded
-from fedsim.attacks.transformers import transformer_parts
+from fedsim.attacks.transformers import refuse_zeros, transformer_parts
 from fedsim.core.anatomy import FirstAttention, VitParts, tensor_of
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
@@ -61,6 +61,7 @@ def solve(
     tokens = parts.tokens + parts.prefix_tokens
 
     (d_patch,) = uploaded(update, [parts.patch_weight], "row_space")
+    refuse_zeros(d_patch, "the patch projection's", model, "row_space")
     pixels = _rows(d_patch.flatten(1), min(parts.tokens, d_patch[0].numel()))  # (r, P)
     reads = _reads(update, attention)
     biased = reads.shape[1] > d_patch.shape[0]

@@ -7,19 +7,19 @@ from torch import Tensor, nn
 
 
 class TutorialViT(nn.Module):
-    """Patches cut by hand and projected by a linear layer, zeros for positions, an encoder of
-    torch's own, which has its norms behind and its tokens first unless told otherwise."""
+    """Patches cut by hand and projected by a linear layer, zeros for positions or numbers of the
+    size ``places``, and an encoder of torch's own."""
 
     def __init__(
         self, num_classes: int = 10, image_size: int = 32, patch: int = 8, dim: int = 64,
-        depth: int = 2, norm_first: bool = True, batch_first: bool = True,
+        depth: int = 2, norm_first: bool = True, batch_first: bool = True, places: float = 0.0,
     ):  # fmt: skip
         super().__init__()
         self.patch, self.batch_first = patch, batch_first
         self.to_logits = nn.Linear(dim, num_classes)  # written before what it follows
         self.embed = nn.Linear(3 * patch * patch, dim)
         self.first = nn.Parameter(torch.zeros(1, 1, dim))
-        self.where = nn.Parameter(torch.zeros(1, (image_size // patch) ** 2 + 1, dim))
+        self.where = nn.Parameter(places * torch.randn(1, (image_size // patch) ** 2 + 1, dim))
         layer = nn.TransformerEncoderLayer(
             dim, 4, 2 * dim, dropout=0.0, batch_first=batch_first, norm_first=norm_first
         )
