@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import fedsim.core.convnet  # noqa: F401  registers our own small network with timm
 from fedsim.core.anatomy import found_in, head_names, remember, vit_parts
+from fedsim.core.dissection import dissect
 from fedsim.core.errors import ModelError, did_you_mean
 from fedsim.core.factories import build_by_path, is_import_path
 from fedsim.core.files import named_in_utf8
@@ -69,6 +70,8 @@ def build_model(
         model = _by_name(spec, options, image_size, seed)
     if plain:
         use_plain_first_block(model)
+        if found_in(model) is not None:  # what was found there has changed
+            remember(model, dissect(model, image_size))
     if spec.init == "classic":
         begin_classic(model, seed)
     state = None

@@ -6,6 +6,7 @@ from a model's name. A ViT is built with its first blocks only: the closed forms
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from fedsim.attacks.matching.matcher import silence
 from fedsim.clients import images_of, shards_of
 from fedsim.core.anatomy import VitParts, batchnorm_names, head_names, tensor_of, vit_parts
 from fedsim.core.defense import Defense
@@ -112,6 +114,7 @@ class Facts:
     biased: bool  # whether the head has a bias at all
     batchnorms: int
     chain: bool  # a plain chain of layers, which R-GAP inverts one by one
+    tosses: bool  # the model leaves parts out at random while it is trained
     parameters: int
     rehearsal: Rehearsal
 
@@ -146,7 +149,8 @@ def gather(spec: Spec) -> Facts:
         head=_head(model, trained),
         biased=_is_biased(model),
         batchnorms=len(batchnorm_names(model)),
-        chain=_is_chain(model),
+        chain=_is_chain(model, spec.data.image_size),
+        tosses=spec.train.mode == "train" and bool(silence(copy.deepcopy(model).train())),
         parameters=sum(p.numel() for p in model.parameters()),
         rehearsal=rehearse(
             spec,
@@ -275,11 +279,11 @@ def _position_rank(model: nn.Module, parts: VitParts) -> int:
     return int(torch.linalg.matrix_rank(rows.double(), rtol=1e-5))
 
 
-def _is_chain(model: nn.Module) -> bool:
+def _is_chain(model: nn.Module, side: int) -> bool:
     from fedsim.attacks.rgap import chain
 
     try:
-        chain(model)
+        chain(model, side)
     except AttackError:
         return False
     return True
