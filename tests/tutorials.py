@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -98,6 +100,76 @@ class Net(nn.Module):
         x = self.pool(torch.relu(self.conv2(x)))
         x = torch.relu(self.fc1(x.flatten(1)))
         return self.fc3(torch.relu(self.fc2(x)))
+
+
+class Chain(nn.Module):
+    """Convolution and linear layer with what stands between them in `forward` alone, layers that
+    wait for their first input, noise that is no weight, and the logarithm of a softmax."""
+
+    def __init__(self, num_classes: int = 10, drop: float = 0.0):
+        super().__init__()
+        self.drop = drop
+        self.seen, self.told = nn.LazyConv2d(8, 3, stride=2), nn.LazyLinear(num_classes)
+        self.register_buffer("noise", torch.randn(8, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.dropout(torch.tanh(self.seen(x) + self.noise), self.drop, self.training)
+        return torch.log_softmax(self.told(x.flatten(1)), 1)
+
+
+class Shared(HandWrittenViT):
+    """One block, twice."""
+
+    def __init__(self, classes: int = 10, size: int = 32):
+        super().__init__(classes, size)
+        self.layers = nn.ModuleList([self.layers[0], self.layers[0]])
+
+
+class Outputs(NamedTuple):
+    logits: Tensor
+    aux_logits: Tensor
+
+
+class WithHelp(nn.Module):
+    """A head more while it is trained, as in torchvision's Inception: by name, or not."""
+
+    def __init__(self, num_classes: int = 10, named: bool = True):
+        super().__init__()
+        self.named = named
+        self.head, self.helper = (nn.Linear(3 * 32 * 32, num_classes) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        logits, more = self.head(x.flatten(1)), self.helper(x.flatten(1))
+        if not self.training:
+            return logits
+        return Outputs(logits, more) if self.named else (logits, more)
+
+
+class TwoHeads(HandWrittenViT):
+    """The mean of two heads, as in a distilled DeiT."""
+
+    def __init__(self, classes: int = 10, size: int = 32):
+        super().__init__(classes, size)
+        self.other = nn.Linear(48, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        hook = self.norm.register_forward_hook(lambda _, given, gave: seen.append(gave.mean(1)))
+        logits = super().forward(images)
+        hook.remove()
+        return (logits + self.other(seen[0])) / 2
+
+
+class Grey(nn.Module):
+    def __init__(self, num_classes: int = 10, in_channels: int = 1):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(in_channels, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(4, num_classes),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
 
 
 def as_configured(num_classes: int, **kwargs: int) -> nn.Module:

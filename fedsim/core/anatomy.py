@@ -36,7 +36,7 @@ class VitParts:
     position: str | None
     cls_token: str | None
     blocks: tuple[str, ...]  # module names, in order
-    head_weight: str
+    head_weight: str | None  # None: no one linear layer gives the logits
     head_bias: str | None
     grid: tuple[int, int]  # patches down, patches across
     patch_size: tuple[int, int]
@@ -144,7 +144,7 @@ def _moved(parts: VitParts, prefix: str) -> VitParts:
         position=there(parts.position),
         cls_token=there(parts.cls_token),
         blocks=tuple(f"{prefix}{block}" for block in parts.blocks),
-        head_weight=f"{prefix}{parts.head_weight}",
+        head_weight=there(parts.head_weight),
         head_bias=there(parts.head_bias),
         attention=attention
         and FirstAttention(

@@ -67,8 +67,6 @@ def _vit(
     projection = _projection(calls, picture)
     if projection is None:
         raise ModelError(f"a {name} has no layer that reads patches of a picture: it is no ViT.")
-    if head is None:
-        raise ModelError(f"no one linear layer of a {name} gives its logits: it has no head.")
     later = calls[calls.index(projection.call) + 1 :]
     sequence = _sequence(later, projection, attends=_attends(model))
     if sequence is None:
@@ -82,8 +80,8 @@ def _vit(
         position=position,
         cls_token=_class_token(model, projection.tokens.shape[1]),
         blocks=blocks_of(model),
-        head_weight=head[0],
-        head_bias=head[1],
+        head_weight=head[0] if head else None,
+        head_bias=head[1] if head else None,
         grid=projection.grid,
         patch_size=projection.patch,
         prefix_tokens=prefix,

@@ -58,6 +58,7 @@ def adopt(
     output, its parts found; one that does not fit the data is an error."""
     model.register_forward_hook(logits_alone)
     model = model.float()
+    _name_once(model)
     found = known.found(model, image_size) if known else None
     if found is None:
         found = _dissected(model, name, image_size)
@@ -66,7 +67,8 @@ def adopt(
     if found.classes != num_classes:
         raise ModelError(
             f"'{name}' tells {found.classes} classes apart and the data has {num_classes}; its "
-            f"factory takes none of {', '.join(CLASSES)}: give it in model.options."
+            f"factory takes none of {', '.join(CLASSES)}: give it in model.options, or name a "
+            f"factory that takes one."
         )
     remember(model, found)
     return model
@@ -77,6 +79,33 @@ def logits_alone(module: nn.Module, given: Any, output: Any) -> Any:
     logits."""
     logits = getattr(output, "logits", None)
     return logits if isinstance(logits, Tensor) else output
+
+
+def _name_once(model: nn.Module) -> None:
+    """Let every tensor of a model have one name in its state, where several modules share it: an
+    update names it once, so a second name would bring back what was before."""
+    named = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    first: dict[int, str] = {}
+    for name, tensor in named:
+        first.setdefault(id(tensor), name)
+    again = {name: first[id(tensor)] for name, tensor in named if first[id(tensor)] != name}
+    if not again:
+        return
+
+    def leave_out(_: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
+        for name in again:
+            state.pop(f"{prefix}{name}", None)
+
+    def fill_in(_: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
+        for name, known in again.items():
+            if f"{prefix}{known}" in state:
+                state[f"{prefix}{name}"] = state[f"{prefix}{known}"]
+
+    model.register_state_dict_post_hook(leave_out)
+    model.register_load_state_dict_pre_hook(fill_in)
 
 
 _KNOWN: dict[tuple[object, ...], tuple[object, Found]] = {}
@@ -144,6 +173,10 @@ def _called(factory: Any, options: Mapping[str, Any], side: int, classes: int) -
     """The factory's model; what it is offered it is given as far as it takes it."""
     settings = getattr(factory, "config_class", None)
     if isinstance(factory, type) and callable(settings):
+        known = settings()
+        for key in options:
+            if not hasattr(known, key):  # which a configuration would take, and nobody read
+                raise TypeError(f"{type(known).__name__} has no '{key}'")
         return factory(settings(**{"num_labels": classes, "image_size": side, **options}))
     offered = {**dict.fromkeys(CLASSES, classes), **dict.fromkeys(SIDES, side)}
     parameters = inspect.signature(factory).parameters.values()

@@ -221,7 +221,10 @@ def _load(
 ) -> list[str]:
     """Put tensors into a model; ``missing``: some of its own may be."""
     expected = model.state_dict()
-    head = head_names(model)
+    try:
+        head = head_names(model)
+    except ModelError:  # somebody's own, without one
+        head = []
     left_out = [n for n in head if n in state and state[n].shape != expected[n].shape]
     state = {name: tensor for name, tensor in state.items() if name not in left_out}
     wrong = [n for n in state if n in expected and state[n].shape != expected[n].shape]

@@ -13,7 +13,7 @@ from fedsim.core.dissection import dissect
 from fedsim.core.errors import ModelError
 from fedsim.core.models import build_model
 from fedsim.core.spec import ModelSpec
-from tests.tutorials import HandWrittenViT, Net, TutorialViT
+from tests.tutorials import Chain, HandWrittenViT, Net, TutorialViT, TwoHeads
 
 
 def test_a_vit_with_patches_cut_by_hand_is_taken_apart() -> None:
@@ -109,3 +109,18 @@ def test_copies_of_a_model_remember_what_was_found() -> None:
     model = build_model(spec, image_size=32, num_classes=7, seed=0)
     assert found_in(copy.deepcopy(model)) == found_in(model)
     assert vit_parts(copy.deepcopy(model)).position == "where"
+
+
+def test_a_model_of_two_heads_has_its_other_parts() -> None:
+    found = dissect(TwoHeads(), 32)
+    assert found.head is None
+    assert found.vit is not None
+    assert (found.vit.head_weight, found.vit.position) == (None, "table.weight")
+
+
+def test_coins_that_are_tossed_in_training_are_seen() -> None:
+    side = torch.zeros(1, 3, 32, 32)
+    for drop, tosses in ((0.0, False), (0.5, True)):
+        model = Chain(drop=drop)
+        model(side)
+        assert dissect(model, 32).tosses is tosses

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsim.core.anatomy import batchnorm_names, head_names, vit_parts
+from fedsim.core import factories
+from fedsim.core.anatomy import Found, batchnorm_names, head_names, vit_parts
+from fedsim.core.dissection import dissect
 from fedsim.core.errors import FedsimError, ModelError
 from fedsim.core.models import build_model
 from fedsim.core.spec import ModelSpec
@@ -90,3 +92,56 @@ def test_pretrained_is_for_timms_models() -> None:
     spec = ModelSpec(name="tests.tutorials:TutorialViT", pretrained=True)
     with pytest.raises(ModelError, match=r"model\.checkpoint"):
         build_model(spec, image_size=32, num_classes=7, seed=0)
+
+
+def test_layers_that_wait_for_their_first_input_are_given_one() -> None:
+    once, again = (build("tests.tutorials:Chain") for _ in range(2))
+    assert torch.equal(once.state_dict()["seen.weight"], again.state_dict()["seen.weight"])
+    assert head_names(once) == ["told.weight", "told.bias"]  # behind a softmax's logarithm
+
+
+def test_a_tensor_of_two_names_has_one_in_the_state() -> None:
+    model, other = (build("tests.tutorials:Shared") for _ in range(2))
+    state = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+    assert not any(name.startswith("layers.1.") for name in state)
+    other.load_state_dict(state)
+    assert torch.equal(other.layers[1][0][0].weight, state["layers.0.0.0.weight"])
+
+
+def test_a_head_that_only_helps_in_training_is_left_out_or_told() -> None:
+    model = build("tests.tutorials:WithHelp").train()
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    with pytest.raises(ModelError, match="gives in training a tuple, and no logits"):
+        build("tests.tutorials:WithHelp", named=False)
+
+
+def test_grey_pictures_are_one_sentence() -> None:
+    with pytest.raises(ModelError, match="takes grey pictures, and those here have three"):
+        build("tests.tutorials:Grey")
+    assert head_names(build("tests.tutorials:Grey", in_channels=3)) == [
+        "net.3.weight",
+        "net.3.bias",
+    ]
+
+
+def test_a_setting_that_a_configuration_does_not_have_is_told() -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(ModelError, match="ViTConfig has no 'hiden_size'"):
+        build("transformers:ViTForImageClassification", hiden_size=48)
+
+
+def test_a_factory_is_dissected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides: list[int] = []
+
+    def counting(model: torch.nn.Module, side: int) -> Found:
+        sides.append(side)
+        return dissect(model, side)
+
+    monkeypatch.setattr(factories, "dissect", counting)
+    monkeypatch.setattr(factories, "_KNOWN", {})
+    models = [build("tests.tutorials:TutorialViT", depth=1) for _ in range(3)]
+    assert sides == [32]
+    assert {vit_parts(model) for model in models} == {vit_parts(models[0])}
+    build("tests.tutorials:TutorialViT", depth=2)
+    build("tests.tutorials:TutorialViT", depth=1, side=16)
+    assert sides == [32, 32, 16]
