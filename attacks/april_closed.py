@@ -43,18 +43,18 @@ class AprilClosed(ClosedForm):
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         parts, position = _parts(model)
-        qkv = f"{parts.blocks[0]}.attn.qkv.weight"
+        reads = parts.attention.weights if parts.attention else ()
         informed = view.informed(model) if self.adaptive else Informed(view.update)
         update, notes = informed.update.tensors, list(informed.notes)
-        gradient, d_qkv = uploaded(update, (position, qkv), "april_closed")
+        gradient, *d_qkv = uploaded(update, (position, *reads), "april_closed")
         weights = {n: p.detach().double() for n, p in model.named_parameters()}
         gradient = gradient.reshape(-1, gradient.shape[-1])  # G, (T, D)
         places = weights[position].reshape(-1, gradient.shape[-1])
         hidden = Hidden.among(gradient, update, parts) if self.adaptive else None
         if hidden is not None:
             gradient = hidden.joined(gradient, update)
-        product = weights[qkv].T @ d_qkv  # (D, D)
-        exact = update[qkv].dtype == torch.float64
+        product = torch.cat([weights[name] for name in reads]).T @ torch.cat(d_qkv)  # (D, D)
+        exact = update[position].dtype == torch.float64
         solution = ridge_solve(gradient.T, product, eps=1e-15 if exact else 1e-7)
         progress(1, 1, solution.residual)
 

@@ -25,7 +25,7 @@ from fedsim.attacks.closed.peeling import Reader, Tokens, read_bins
 from fedsim.attacks.labels import recover_labels
 from fedsim.attacks.manoeuvres.imprinting import Layout
 from fedsim.attacks.transformers import transformer_parts
-from fedsim.core.anatomy import VitParts
+from fedsim.core.anatomy import VitParts, head_names
 from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.epochs import samples_of_epoch
 from fedsim.core.errors import AttackError, NotGranted
@@ -293,7 +293,7 @@ def _labels(
     if len(pictures) < len(labels) or view.update.kind is not Upload.GRADIENT:
         notes.append("no labels: whose is which shows in one gradient, when all pictures do")
         return None
-    column = view.weights[transformer_parts(model, "imprint").head_weight].double()
+    column = view.weights[head_names(model)[0]].double()
     level = column[:, column.abs().sum(0).argmax()]
     pull = level.mean() - level[labels]  # a picture's weight is in proportion: mean p s - s_c
     order = torch.tensor([picture.weight for picture in pictures]).argsort()

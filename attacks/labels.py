@@ -55,7 +55,10 @@ class _HeadUpdate:
 
     @classmethod
     def of(cls, update: Update, model: nn.Module) -> _HeadUpdate:
-        names = head_names(model)
+        try:
+            names = head_names(model)
+        except ModelError as error:
+            raise AttackError(f"the labels cannot be read: {error}") from error
         uploaded = [update.tensors[name] for name in names if name in update.tensors]
         if not uploaded:
             raise AttackError(
@@ -256,9 +259,10 @@ def batch_size_from_rank(update: Update, model: nn.Module) -> int:
         parts = vit_parts(model)
     except ModelError:
         parts = None
-    name = f"{parts.blocks[0]}.attn.qkv.weight" if parts and parts.blocks else ""
-    gradient = update.tensors.get(name)
-    if parts is not None and gradient is not None and gradient.dtype == torch.float64:
+    names = parts.attention.weights if parts and parts.attention else ()
+    reads = [update.tensors[name] for name in names if name in update.tensors]
+    if parts is not None and reads and reads[0].dtype == torch.float64:
+        gradient = torch.cat(reads)
         rank, tokens = numerical_rank(gradient), parts.tokens + parts.prefix_tokens
         if rank < 0.9 * min(gradient.shape):
             return max(1, round((rank - 1) / tokens))

@@ -31,7 +31,7 @@ from fedsim.attacks.closed import (
     ridge_solve,
     uploaded,
 )
-from fedsim.attacks.transformers import transformer_parts
+from fedsim.attacks.transformers import refuse_zeros, transformer_parts
 from fedsim.core.anatomy import VitParts
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
@@ -75,6 +75,7 @@ class PatchSolve(ClosedForm):
             case other:
                 assert_never(other)
         tokens, weight = self._system(tensors, parts)
+        refuse_zeros(tokens, "the position embedding's", model, "patch_solve")
         hidden = Hidden.among(tokens, tensors, parts) if self.adaptive else None
         if hidden is not None:
             tokens = hidden.joined(tokens, tensors)
@@ -97,8 +98,6 @@ class PatchSolve(ClosedForm):
         names = (_position(parts), parts.patch_weight)
         position, weight = uploaded(update, names, "patch_solve")
         tokens = position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
-        if not float(tokens.abs().max()) > 0:
-            raise AttackError("the position embedding's gradient is zero: nothing to solve.")
         return tokens, weight.flatten(1)
 
 

@@ -96,7 +96,7 @@ class RGap(ClosedForm):
 
     def check_model(self, model: nn.Module, public: Public) -> None:
         _refuse_deltas(public.protocol.upload)
-        layers = chain(model)
+        layers = chain(model, public.image_size)
         if any(getattr(layer.module, "groups", 1) != 1 for layer in layers):
             raise AttackError(_GROUPED)
 
@@ -111,7 +111,7 @@ class RGap(ClosedForm):
         left = labels_left(view)
         known = recover_labels(update, model, view.batch_size) if left is None else left
         label = int(known[0])
-        layers, fill = chain(model), None
+        layers, fill = chain(model, side), None
         if self.generator != "none":
             fill = Filler(
                 view.generator(), layers, _normalise(view), self.steps, self.seeds, view.coin()
@@ -193,8 +193,9 @@ def _refuse_deltas(kind: Upload) -> None:
         raise AttackError("rgap works on one gradient, not on a weight delta.")
 
 
-def chain(model: nn.Module) -> list[Layer]:
-    """The layers of a plain network, in order; anything else is declined."""
+def chain(model: nn.Module, side: int) -> list[Layer]:
+    """The layers of a plain network, in order; anything else is declined, as is one whose forward
+    does more with a picture of this ``side`` than its modules say."""
     layers: list[Layer] = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -212,7 +213,32 @@ def chain(model: nn.Module) -> list[Layer]:
             )
     if not layers or not isinstance(layers[-1].module, nn.Linear) or layers[-1].after is not None:
         raise AttackError("rgap needs a network that ends in a linear layer.")
+    if not _is_all(model, layers, side):
+        raise AttackError(
+            f"rgap inverts plain chains, and the layers of a {type(model).__name__} one after the "
+            f"other do not give its logits: its forward does more."
+        )
     return layers
+
+
+def _is_all(model: nn.Module, layers: list[Layer], side: int) -> bool:
+    """Whether these layers one after the other are the whole model."""
+    weight = layers[0].module.weight
+    if weight.is_meta:  # nothing to compare
+        return True
+    picture = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
+    x = picture.double().to(weight.device)
+    training = model.training
+    try:
+        with torch.no_grad():
+            logits = model.eval()(picture.to(weight))
+            for layer in layers:
+                x = layer(x)
+    except RuntimeError:  # in this order they do not even fit
+        return False
+    finally:
+        model.train(training)
+    return x.shape == logits.shape and torch.allclose(x.to(logits), logits, rtol=1e-3, atol=1e-4)
 
 
 def invert(

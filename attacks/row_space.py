@@ -8,7 +8,9 @@ span of all (u_t, 1). Multiplied by the token's deviation s_t, membership reads
 
 which is linear in (x_t, s_t). The patches x_t themselves lie in the row space of dW. One least
 squares with a right-hand side for each patch gives all of them; the position gradient is never
-used. It wants known positions E of full rank, and D - 1 >= min(N, P) + N + 2 equations. Derived
+used. It wants known positions E of full rank, and D - 1 >= min(N, P) + N + 2 equations. Where the
+attention reads the bare tokens, (z_t, 1) lies in S, and there is no s_t to find; queries, keys and
+values of layers of their own are stacked, and without biases the last column is left out. Derived
 here; related to the subspace attacks on text (DAGER).
 """
 
@@ -20,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.closed import ClosedForm, Solved, fold_patches, uploaded
-from fedsim.attacks.transformers import transformer_parts
-from fedsim.core.anatomy import VitParts
+from fedsim.attacks.transformers import refuse_zeros, transformer_parts
+from fedsim.core.anatomy import FirstAttention, VitParts, tensor_of
 from fedsim.core.attack import Progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
@@ -35,7 +37,7 @@ class RowSpace(ClosedForm):
     def check_model(self, model: nn.Module, public: Public) -> None:
         parts = transformer_parts(model, "row_space")
         _positions(model, parts)
-        _first_block(model, parts)
+        _attention(model, parts)
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         parts = transformer_parts(model, "row_space")
@@ -53,48 +55,62 @@ def solve(
     update: dict[str, Tensor], model: nn.Module, parts: VitParts, notes: list[str]
 ) -> tuple[Tensor, float]:
     """Patches (N, P) and the relative residual of their equations."""
-    norm, qkv = _first_block(model, parts)
-    names = [parts.patch_weight, f"{qkv}.weight", f"{qkv}.bias"]
-    d_patch, d_qkv, d_bias = uploaded(update, names, "row_space")
+    attention = _attention(model, parts)
     weights = {n: p.detach().double() for n, p in model.named_parameters()}
     position = _positions(model, parts)
     tokens = parts.tokens + parts.prefix_tokens
-    width = d_qkv.shape[1]
 
+    (d_patch,) = uploaded(update, [parts.patch_weight], "row_space")
+    refuse_zeros(d_patch, "the patch projection's", model, "row_space")
     pixels = _rows(d_patch.flatten(1), min(parts.tokens, d_patch[0].numel()))  # (r, P)
-    span = _rows(torch.cat([d_qkv, d_bias[:, None]], 1), tokens)  # (T, D + 1)
+    reads = _reads(update, attention)
+    biased = reads.shape[1] > d_patch.shape[0]
+    span = _rows(reads, tokens)  # (T, D + 1), or (T, D)
     rank = int(torch.linalg.matrix_rank(position, rtol=1e-5))
-    unknowns = len(pixels) + 1
-    equations = width - len(span)  # of D + 1, less one: centred rows have no part along ones
+    unknowns = len(pixels) + (attention.norm is not None and biased)
+    # Of the columns, less one: centred rows have no part along ones.
+    equations = span.shape[1] - (attention.norm is not None) - len(span)
     if equations < unknowns or rank < parts.tokens:
         notes.append(
             f"underdetermined: {max(equations, 0)} equations for {unknowns} unknowns a patch, "
             f"positions of rank {rank} for {parts.tokens} patches"
         )
-    gamma, beta = weights[f"{norm}.weight"], weights[f"{norm}.bias"]
     projection = weights[parts.patch_weight].flatten(1)
     offset = position
     if parts.patch_bias is not None:
         offset = offset + weights[parts.patch_bias]
 
     def outside_span(values: Tensor, deviation: Tensor) -> Tensor:
-        """Rows (gamma C v + s beta, s) without their part in the span."""
-        centred = gamma * (values - values.mean(1, keepdim=True)) + deviation[:, None] * beta
-        rows = torch.cat([centred, deviation[:, None]], 1)
+        """Rows (gamma C v + s beta, s), or (v, s) without a norm, less their part in the span."""
+        if attention.norm is not None:
+            gamma, beta = weights[f"{attention.norm}.weight"], weights[f"{attention.norm}.bias"]
+            values = gamma * (values - values.mean(1, keepdim=True)) + deviation[:, None] * beta
+        rows = torch.cat([values, deviation[:, None]], 1) if biased else values
         return rows - (rows @ span.T) @ span
 
     zero = torch.zeros(len(pixels), dtype=torch.float64)
-    one = torch.ones(1, dtype=torch.float64)
-    columns = torch.cat(
-        [
-            outside_span(pixels @ projection.T, zero),
-            outside_span(torch.zeros(1, width, dtype=torch.float64), one),
-        ]
-    )  # (r + 1, D + 1)
-    wanted = -outside_span(offset, torch.zeros(len(offset), dtype=torch.float64))  # (N, D + 1)
-    solution = torch.linalg.lstsq(columns.T, wanted.T, driver="gelsd", rcond=1e-9).solution
-    misfit = torch.linalg.norm(columns.T @ solution - wanted.T)
-    return solution[:-1].T @ pixels, float(misfit / torch.linalg.norm(wanted).clamp(min=1e-300))
+    columns = [outside_span(pixels @ projection.T, zero)]
+    # A token's deviation is one more unknown; without a norm there is none, and it stays 1.
+    constant = float(attention.norm is None)
+    if attention.norm is not None:
+        none, one = torch.zeros(1, offset.shape[1]), torch.ones(1)
+        columns.append(outside_span(none.double(), one.double()))
+    system = torch.cat(columns)  # (r + 1, D + 1)
+    wanted = -outside_span(offset, torch.full((len(offset),), constant, dtype=torch.float64))
+    solution = torch.linalg.lstsq(system.T, wanted.T, driver="gelsd", rcond=1e-9).solution
+    misfit = torch.linalg.norm(system.T @ solution - wanted.T)
+    patches = solution[: len(pixels)].T @ pixels
+    return patches, float(misfit / torch.linalg.norm(wanted).clamp(min=1e-300))
+
+
+def _reads(update: dict[str, Tensor], attention: FirstAttention) -> Tensor:
+    """The gradients of all layers that read the tokens, one below the other: [dW | db], or dW where
+    one of them has no bias."""
+    weight = torch.cat(uploaded(update, attention.weights, "row_space"))
+    biases = [name for name in attention.biases if name is not None]
+    if len(biases) < len(attention.weights):
+        return weight
+    return torch.cat([weight, torch.cat(uploaded(update, biases, "row_space"))[:, None]], 1)
 
 
 def _rows(matrix: Tensor, rank: int) -> Tensor:
@@ -106,21 +122,14 @@ def _rows(matrix: Tensor, rank: int) -> Tensor:
 def _positions(model: nn.Module, parts: VitParts) -> Tensor:
     if parts.position is None:
         raise AttackError("row_space needs the positions that the model adds; there are none.")
-    position = model.get_parameter(parts.position).detach().double()
+    position = tensor_of(model, parts.position).detach().double()
     return position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
 
 
-def _first_block(model: nn.Module, parts: VitParts) -> tuple[str, str]:
-    """Names of the first block's norm and of its joint query, key and value projection."""
-    if not parts.blocks:
-        raise AttackError(f"row_space finds no blocks in a {type(model).__name__}.")
-    block = parts.blocks[0]
-    modules = dict(model.named_modules())
-    norm, qkv = f"{block}.norm1", f"{block}.attn.qkv"
-    if not isinstance(modules.get(norm), nn.LayerNorm) or not isinstance(
-        modules.get(qkv), nn.Linear
-    ):
+def _attention(model: nn.Module, parts: VitParts) -> FirstAttention:
+    if parts.attention is None:
         raise AttackError(
-            "row_space needs a pre-norm first block with one query, key and value projection."
+            f"row_space needs layers of a first attention that read every token of a "
+            f"{type(model).__name__}, bare or behind a LayerNorm; there are none."
         )
-    return norm, qkv
+    return parts.attention

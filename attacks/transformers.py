@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
-from fedsim.core.anatomy import VitParts, vit_parts
+from fedsim.core.anatomy import VitParts, head_names, vit_parts
 from fedsim.core.errors import AttackError, ModelError
 
 
@@ -14,3 +14,16 @@ def transformer_parts(model: nn.Module, attack: str) -> VitParts:
         return vit_parts(model)
     except ModelError as error:
         raise AttackError(f"{attack} attacks Vision Transformers: {error}") from error
+
+
+def refuse_zeros(gradient: Tensor, what: str, model: nn.Module, attack: str) -> None:
+    """Raise where a part's gradient is zero, and say why where it is plain: a head of zeros, as
+    torchvision's builders make it, sends nothing back until it has been trained for a step."""
+    if bool(gradient.any()):
+        return
+    try:
+        zeros = not bool(model.get_parameter(head_names(model)[0]).any())
+    except ModelError:
+        zeros = False
+    why = " (the head's weights are all zero in this round: look at a later one)" if zeros else ""
+    raise AttackError(f"{attack}: {what} gradient is zero, so there is nothing to solve{why}.")

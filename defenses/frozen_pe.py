@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedsim.core.anatomy import vit_parts
+from fedsim.core.anatomy import tensor_of, vit_parts
 from fedsim.core.defense import Defense
 from fedsim.core.errors import ModelError
 
@@ -20,5 +20,5 @@ class FrozenPE(Defense):
         position = vit_parts(model).position
         if position is None:
             raise ModelError("frozen_pe needs a model with a position embedding; this has none.")
-        model.get_parameter(position).requires_grad_(False)
+        tensor_of(model, position).requires_grad_(False)
         return model

@@ -22,7 +22,7 @@ from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from fedsim.core.anatomy import VitParts, batchnorm_names, vit_parts
+from fedsim.core.anatomy import VitParts, batchnorm_names, found_in, tensor_of, vit_parts
 from fedsim.core.defense import Defense, Informed
 from fedsim.core.errors import ModelError
 from fedsim.core.spec import Upload
@@ -44,6 +44,8 @@ class Puzzle:
     mask: Tensor | None = None  # (N,), while it learns from a shuffled batch
     order: Tensor | None = None  # (N,), which patch stands at each place then
     hide: bool = True  # whether the unknown embedding stands for masked positions
+    position: str = ""  # the name of the position embedding
+    adds: str = ""  # the method of the model during which it is added
 
 
 @dataclass(frozen=True)
@@ -86,15 +88,18 @@ class Mjp(Defense):
         object.__setattr__(model, "puzzle", Puzzle(parts.grid, hide=self.hide))
         if parts.position is None:
             return model
-        if not hasattr(model, "_pos_embed"):
+        own = "forward" if found_in(model) is not None else "_pos_embed"
+        if not hasattr(model, own):
             raise ModelError("mjp finds a position embedding, and not where the model adds it.")
         self._add_embeddings(model, parts)
-        object.__setattr__(model, "_pos_embed", types.MethodType(_positions, model))
+        puzzle_of(model).position = parts.position
+        puzzle_of(model).adds = own
+        object.__setattr__(model, own, types.MethodType(_positions, model))
         return model
 
     def _add_embeddings(self, model: nn.Module, parts: VitParts) -> None:
         assert parts.position is not None
-        position = model.get_parameter(parts.position)
+        position = tensor_of(model, parts.position)
         width = position.shape[-1]
         if not self.positions:
             with torch.no_grad():
@@ -136,7 +141,8 @@ class Mjp(Defense):
             return None
         if parts.position is None:
             return None
-        rows = model.get_parameter(parts.position)[0, parts.prefix_tokens :]
+        position = tensor_of(model, parts.position)
+        rows = position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
         truth = coordinates(parts.grid).to(rows)
         puzzle = puzzle_of(model)
         if puzzle.mask is not None:
@@ -169,7 +175,7 @@ class Mjp(Defense):
             words = f"the order of all patches ({int(puzzle.mask.sum())} moved) read from `index`"
             undo = partial(rearrange, grid=puzzle.grid, order=puzzle.order.argsort())
         puzzle.mask, puzzle.order = (
-            places if places is None else places.to(model.get_parameter(position).device)
+            places if places is None else places.to(tensor_of(model, position).device)
             for places in (puzzle.mask, puzzle.order)
         )
         tensors, notes = self._without_localisation(seen.update, model, puzzle)
@@ -237,24 +243,28 @@ class Mjp(Defense):
         return estimate
 
 
-def _positions(self: Any, tokens: Tensor) -> Tensor:
-    """timm's `_pos_embed`, with the positions of a shuffled batch."""
-    original, mask, order = type(self)._pos_embed, self.puzzle.mask, self.puzzle.order
+def _positions(self: Any, *given: Any, **named: Any) -> Any:
+    """What the model does as it adds its positions, with those of a shuffled batch."""
+    puzzle: Puzzle = self.puzzle
+    original, mask, order = getattr(type(self), puzzle.adds), puzzle.mask, puzzle.order
     if mask is None and INDEX not in self._parameters:
-        return original(self, tokens)
-    embedding = self._parameters["pos_embed"]
-    prefix = embedding.shape[1] - math.prod(self.puzzle.grid)
-    rows = embedding[:, prefix:]
-    if mask is not None and self.puzzle.hide and UNKNOWN in self._parameters:
-        rows = torch.where(mask[None, :, None], self._parameters[UNKNOWN], rows)
+        return original(self, *given, **named)
+    place, _, last = puzzle.position.rpartition(".")
+    owner = self.get_submodule(place)
+    held = owner._parameters if last in owner._parameters else owner._buffers
+    embedding = held[last]
+    table = embedding.reshape(-1, embedding.shape[-1])
+    rows = table[-math.prod(puzzle.grid) :]
+    if mask is not None and puzzle.hide and UNKNOWN in self._parameters:
+        rows = torch.where(mask[:, None], self._parameters[UNKNOWN][0], rows)
     if INDEX in self._parameters:
-        index = self._parameters[INDEX]
-        rows = rows + (index if order is None else index[:, order])
-    self._parameters["pos_embed"] = torch.cat([embedding[:, :prefix], rows], dim=1)
+        index = self._parameters[INDEX][0]
+        rows = rows + (index if order is None else index[order])
+    held[last] = torch.cat([table[: -len(rows)], rows]).view_as(embedding)
     try:
-        return original(self, tokens)
+        return original(self, *given, **named)
     finally:
-        self._parameters["pos_embed"] = embedding
+        held[last] = embedding
 
 
 def _rows(gradient: Tensor, parts: VitParts) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.core.anatomy import vit_parts
+from fedsim.core.anatomy import tensor_of, vit_parts
 from fedsim.core.defense import Defense
 from fedsim.core.errors import ModelError
 
@@ -32,11 +32,11 @@ class SinusoidalPE(Defense):
             raise ModelError(
                 "sinusoidal_pe needs a model with a position embedding; this has none."
             )
-        position = model.get_parameter(parts.position)
+        position = tensor_of(model, parts.position)
         waves = self.scale * sinusoids(parts.grid, position.shape[-1], self.period)
         with torch.no_grad():
             position.zero_()
-            position[..., parts.prefix_tokens :, :] = waves
+            position.view(-1, position.shape[-1])[parts.prefix_tokens :] = waves
         position.requires_grad_(False)
         return model
 

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedsim.core.anatomy import head_names
 from fedsim.core.defense import Defense
+from fedsim.core.errors import ModelError
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class Soteria(Defense):
                 loss = F.cross_entropy(model(x), labels)
         finally:
             handle.remove()
+        if not features or features[0].dim() != 2:
+            raise ModelError(
+                "soteria needs a head that reads one row of features for each picture."
+            )
         sensitivity = self._sensitivity(features[0], x, rng)
         gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         gradient = {

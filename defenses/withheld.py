@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import nn
 
-from fedsim.core.anatomy import head_names, vit_parts
+from fedsim.core.anatomy import head_names, tensor_of, vit_parts
 from fedsim.core.defense import Defense
 from fedsim.core.errors import ModelError
 
@@ -30,7 +30,7 @@ class Withheld(Defense):
             if not names:
                 raise ModelError(f"withheld: the model has no {part} to withhold.")
             for name in names:
-                model.get_parameter(name).requires_grad_(False)
+                tensor_of(model, name).requires_grad_(False)
         return model
 
     def _names(self, model: nn.Module, part: Part) -> list[str]:

@@ -121,8 +121,10 @@ class Hidden:
 
 
 def fold_patches(patches: Tensor, parts: VitParts) -> Tensor:
-    """Patches (N, 3 p q), channel first as a convolution sees them, to an image (3, H, W)."""
+    """Patches (N, 3 p q), as the projection reads them, to an image (3, H, W)."""
     (rows, columns), (p, q) = parts.grid, parts.patch_size
+    if parts.layout is not None:
+        patches = torch.empty_like(patches).index_copy_(1, torch.tensor(parts.layout), patches)
     return (
         patches.view(rows, columns, 3, p, q)
         .permute(2, 0, 3, 1, 4)

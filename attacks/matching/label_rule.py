@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.attacks.labels import Rule, labels_left, recover_labels
 from fedsim.attacks.matching.problem import Problem
-from fedsim.core.anatomy import head_names
+from fedsim.core.anatomy import found_in, head_names
 
 LabelRule = Rule | Literal["joint"]
 
@@ -47,4 +47,6 @@ class LabelParameters:
 
 
 def _classes(model: nn.Module) -> int:
+    if (found := found_in(model)) is not None:
+        return found.classes
     return int(dict(model.named_parameters())[head_names(model)[0]].shape[0])

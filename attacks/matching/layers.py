@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsim.core.anatomy import head_names, vit_parts
+from fedsim.core.anatomy import VitParts, found_in, head_names, vit_parts
 from fedsim.core.errors import AttackError, ModelError
 
 Part = Literal["embeddings", "attention", "mlp", "norm", "head", "other"]
@@ -16,7 +17,7 @@ Blocks = tuple[int, int]  # first and last block, counted from 1, both included
 
 def part_of(model: nn.Module) -> dict[str, tuple[Part, int | None]]:
     """What each parameter belongs to: its component, and the number of its block from 1."""
-    head = set(head_names(model))
+    head = set(_head(model))
     try:
         parts = vit_parts(model)
     except ModelError:
@@ -27,23 +28,66 @@ def part_of(model: nn.Module) -> dict[str, tuple[Part, int | None]]:
         }
     blocks = {f"{block}.": number for number, block in enumerate(parts.blocks, start=1)}
     embeddings = {parts.patch_weight, parts.patch_bias, parts.position, parts.cls_token}
+    kind = _by_name if found_in(model) is None else _by_build(model, parts)
     places: dict[str, tuple[Part, int | None]] = {}
     for name, _ in model.named_parameters():
         block = next((n for prefix, n in blocks.items() if name.startswith(prefix)), None)
-        words = name.split(".")
-        part: Part = "other"
+        part: Part = kind(name, block is not None)
         if name in head:
             part = "head"
         elif name in embeddings:
             part = "embeddings"
-        elif block is not None and "attn" in words:
-            part = "attention"
-        elif block is not None and "mlp" in words:
-            part = "mlp"
-        elif any(word.startswith("norm") or word == "fc_norm" for word in words):
-            part = "norm"
         places[name] = (part, block)
     return places
+
+
+def _head(model: nn.Module) -> list[str]:
+    try:
+        return head_names(model)
+    except ModelError:  # none of its layers is the head, and the others can be matched
+        return []
+
+
+def _by_name(name: str, inside: bool) -> Part:
+    """The component of a parameter of timm's, ``inside`` a block or not."""
+    words = name.split(".")
+    if inside and "attn" in words:
+        return "attention"
+    if inside and "mlp" in words:
+        return "mlp"
+    normed = any(word.startswith("norm") or word == "fc_norm" for word in words)
+    return "norm" if normed else "other"
+
+
+def _by_build(model: nn.Module, parts: VitParts) -> Callable[[str, bool], Part]:
+    """The same of anybody's: norms by their type, attention by the type of a module around it or
+    by where in a block its first layers lie, and what is left of a block is its MLP."""
+    modules = dict(model.named_modules())
+    first = f"{parts.blocks[0]}." if parts.blocks else ""
+    read = parts.attention.weights + parts.attention.biases if parts.attention else ()
+    inner = {name.removeprefix(first) for name in read if name}
+
+    def component(name: str, inside: bool) -> Part:
+        owner = name.rpartition(".")[0]
+        if isinstance(modules[owner], _NORMS) or "Norm" in type(modules[owner]).__name__:
+            return "norm"
+        if not inside:
+            return "other"
+        block = next(block for block in parts.blocks if name.startswith(f"{block}."))
+        around = [modules[owner[:end]] for end in _ends(owner, len(block))]
+        attends = any("attention" in type(module).__name__.lower() for module in around)
+        return "attention" if attends or name.removeprefix(f"{block}.") in inner else "mlp"
+
+    return component
+
+
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _BatchNorm)
+
+
+def _ends(path: str, start: int) -> list[int]:
+    """Where the modules inside a block end in a dotted path, the block of ``start`` letters left
+    out."""
+    return [at for at in range(start + 1, len(path) + 1) if at == len(path) or path[at] == "."]
 
 
 def select(

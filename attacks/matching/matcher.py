@@ -27,11 +27,13 @@ from timm.layers import DropPath, PatchDropout
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.attacks.matching.objectives import Distance, Objective, Target
 from fedsim.attacks.matching.priors import FeaturePrior
 from fedsim.attacks.matching.smooth_modules import as_matrix, tape_kinks
+from fedsim.core.anatomy import found_in
 from fedsim.core.errors import AttackError
 
 Way = Literal["first_order", "double"]
@@ -183,6 +185,7 @@ class GradientMatcher(Matcher):
         changing = any(isinstance(m, _BatchNorm) and m.training for m in self.model.modules())
         taped = self.way == "first_order" and self.tape.used
         plain = self.features is None and not changing and not taped and not self.compiled
+        plain = plain and found_in(self.model) is None  # whose forward may do what vmap cannot
         self.batchable = self.way == "first_order" and plain
 
     def __call__(self, images: Tensor, labels: Tensor) -> Match:
@@ -309,7 +312,7 @@ def norm_of(layers: Sequence[Tensor]) -> Tensor:
 
 def silence(model: nn.Module) -> list[str]:
     """Switch off everything random in ``model``; the names of the modules that drew."""
-    names = []
+    names = _quieted(model)
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             names += [name] if module.training else []
@@ -325,14 +328,34 @@ def silence(model: nn.Module) -> list[str]:
     return names
 
 
+def _quieted(model: nn.Module) -> list[str]:
+    """Take a model of anybody's that tosses coins in training, wherever it does, out of training,
+    but for what reads the batch's own statistics; its name, unless its dropouts tell."""
+    found = found_in(model)
+    if found is None or not found.tosses or not model.training:
+        return []
+    told = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules())
+    batchnorms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
+    names = [] if told else [type(model).__name__]
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            continue  # told and switched off by its rate
+        module.training = False
+    for module in batchnorms:
+        module.training = True
+    return names
+
+
 @contextlib.contextmanager
 def _plain_attention(model: nn.Module) -> Iterator[None]:
-    """Attention spelled out, in place of the fused kernel."""
+    """Attention spelled out, in place of the fused kernel: timm's by its own switch, anybody's by
+    torch's."""
     fused = [m for m in model.modules() if getattr(m, "fused_attn", False) is True]
     for module in fused:
         module.__dict__["fused_attn"] = False
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         for module in fused:
             module.__dict__["fused_attn"] = True

@@ -18,6 +18,8 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.core.anatomy import found_in
+
 
 class KinkTape:
     """The choices of one pass, in the order they were made."""
@@ -99,12 +101,8 @@ def tape_kinks(model: nn.Module) -> KinkTape:
     return tape
 
 
-class _PatchProjection(nn.Module):
-    """A convolution whose stride is its kernel, as a matrix product with the same parameters."""
-
-    def __init__(self, convolution: nn.Conv2d):
-        super().__init__()
-        self.weight, self.bias = convolution.weight, convolution.bias
+class _PatchProjection(nn.Conv2d):
+    """A convolution whose stride is its kernel, as a matrix product."""
 
     def forward(self, images: Tensor) -> Tensor:
         channels, p, q = self.weight.shape[1:]
@@ -122,14 +120,18 @@ class _PatchProjection(nn.Module):
 
 def as_matrix(model: nn.Module) -> None:
     """Make the patch projections of ``model`` matrix products."""
-    for module in model.modules():
-        if not isinstance(module, PatchEmbed):
-            continue
-        projection = module.proj
+    for projection in _projections(model):
         if (
-            isinstance(projection, nn.Conv2d)
+            type(projection) is nn.Conv2d
             and projection.kernel_size == projection.stride
             and projection.padding == (0, 0)
             and projection.groups == 1
         ):
-            module.set_submodule("proj", _PatchProjection(projection))
+            projection.__class__ = _PatchProjection  # all else of it stays as its owner reads it
+
+
+def _projections(model: nn.Module) -> list[nn.Module]:
+    found = found_in(model)
+    if found is None:
+        return [module.proj for module in model.modules() if isinstance(module, PatchEmbed)]
+    return [model.get_submodule(found.vit.patch_weight.rpartition(".")[0])] if found.vit else []

@@ -1,7 +1,7 @@
 """Trust: whose word is enough to have code imported.
 
-A spec may name attacks, defenses, data sets and generators by import path, and importing a module
-runs it. What the user gives, a spec or the words of a command, is the user's own word. A run
+A spec may name models, attacks, defenses, data sets and generators by import path, and importing a
+module runs it. What the user gives, a spec or the words of a command, is the user's own word. A run
 directory may come from anybody: what its spec and its observations name is imported where the user
 named it too, or said to trust the directory.
 """
@@ -18,6 +18,7 @@ from fedsim.attacks.manoeuvres import MANOEUVRES
 from fedsim.clients.data.datasets import DATASETS
 from fedsim.clients.data.hub import PREFIX
 from fedsim.core.errors import DamagedError, FedsimError, RunError, SpecError
+from fedsim.core.factories import is_import_path
 from fedsim.core.files import read_json
 from fedsim.core.registry import is_registered
 from fedsim.core.run import Run, list_observations
@@ -44,7 +45,10 @@ def announced_in(observations: Path) -> set[str]:
         if isinstance(about, Mapping):
             chosen = about.get("chosen")
             manoeuvre = chosen.get("manoeuvre") if isinstance(chosen, Mapping) else None
-            found |= {*_foreign(about.get("defenses")), *_foreign(manoeuvre)}
+            architecture = about.get("architecture")
+            model = architecture.get("name") if isinstance(architecture, Mapping) else None
+            named = [about.get("defenses"), manoeuvre, _network(model)]
+            found |= set(_foreign(named))
     return found
 
 
@@ -99,7 +103,12 @@ def _naming(part: Spec | ThreatSpec | Component) -> list[Any]:
     server = [part.server.manoeuvre] if part.server.manoeuvre else []
     named = (*part.attacks, *part.defenses, *part.guards, *server)
     components = [_naming(component) for component in named]
-    return [part.data.name, *components, *_naming(part.threat)]
+    return [part.data.name, _network(part.model.name), *components, *_naming(part.threat)]
+
+
+def _network(name: Any) -> str | None:
+    """The name of a model, where it is an import path and none of timm's."""
+    return name if isinstance(name, str) and is_import_path(name) else None
 
 
 def _foreign(value: Any) -> Iterator[str]:

@@ -1,19 +1,30 @@
 """Anatomy: where a model keeps its parts.
 
-Parts are found by type and by name, so that an attack can speak of "the patch projection" or "the
-head" on every Vision Transformer and ResNet that timm builds.
+Parts are found by type and by name in what timm builds, so that an attack can speak of "the patch
+projection" or "the head" of every Vision Transformer and ResNet. What somebody else wrote is
+dissected when it is built (`fedsim.core.dissection`), and remembers what was found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.core.errors import ModelError
+
+
+@dataclass(frozen=True)
+class FirstAttention:
+    """The layers that read every token first: the names of their norm, where one stands before
+    them, and of their weights and biases, joint or one by one."""
+
+    norm: str | None
+    weights: tuple[str, ...]
+    biases: tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -25,20 +36,61 @@ class VitParts:
     position: str | None
     cls_token: str | None
     blocks: tuple[str, ...]  # module names, in order
-    head_weight: str
+    head_weight: str | None  # None: no one linear layer gives the logits
     head_bias: str | None
     grid: tuple[int, int]  # patches down, patches across
     patch_size: tuple[int, int]
     prefix_tokens: int  # rows of the position embedding that belong to no patch
     unknown: str | None = None  # the embedding used where a position is hidden
+    attention: FirstAttention | None = None
+    # Where in a patch, channel first, each number that the projection reads lies; None: in order.
+    layout: tuple[int, ...] | None = None
 
     @property
     def tokens(self) -> int:
         return self.grid[0] * self.grid[1]
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a dissection found: the head, how many classes it tells, the parts of a ViT, or why it
+    is none, and whether the model tosses coins while it is trained."""
+
+    head: tuple[str, str | None] | None
+    classes: int
+    vit: VitParts | None
+    why: str = ""
+    tosses: bool = False
+
+    def within(self, name: str) -> Found:
+        """The same, of a model that holds the dissected one as its module ``name``."""
+        weight, bias = self.head or ("", None)
+        head = (f"{name}.{weight}", bias and f"{name}.{bias}") if self.head else None
+        return replace(self, head=head, vit=self.vit and _moved(self.vit, f"{name}."))
+
+
+_FOUND = "_fedsim_found"  # on a model that was dissected; its copies have it too
+UNKNOWN = "unk_embed"  # last in the name of the embedding that stands where a position is hidden
+
+
+def remember(model: nn.Module, found: Found) -> None:
+    """Keep with a model what its dissection found."""
+    object.__setattr__(model, _FOUND, found)
+
+
+def found_in(model: nn.Module) -> Found | None:
+    """What the dissection of a model found; None where timm built it."""
+    found = getattr(model, _FOUND, None)
+    return found if isinstance(found, Found) else None
+
+
 def vit_parts(model: nn.Module) -> VitParts:
     """Where ``model`` keeps its patch projection, position embedding, blocks and head."""
+    if (found := found_in(model)) is not None:
+        if found.vit is None:
+            raise ModelError(found.why)
+        unknown = _named(dict(model.named_parameters()), UNKNOWN)
+        return replace(found.vit, unknown=unknown)
     embeds = [(n, m) for n, m in model.named_modules() if isinstance(m, PatchEmbed)]
     if not embeds:
         raise ModelError(f"a {type(model).__name__} has no patch embedding: it is no ViT.")
@@ -55,18 +107,51 @@ def vit_parts(model: nn.Module) -> VitParts:
     if position is not None:
         prefix = parameters[position].shape[-2] - grid[0] * grid[1]
     head_weight, head_bias = _head(model)
+    blocks = _blocks(model)
     return VitParts(
         patch_weight=f"{name}.proj.weight",
         patch_bias=f"{name}.proj.bias" if projection.bias is not None else None,
         position=position,
         cls_token=_named(parameters, "cls_token"),
-        blocks=_blocks(model),
+        blocks=blocks,
         head_weight=head_weight,
         head_bias=head_bias,
         grid=grid,
         patch_size=(int(projection.kernel_size[0]), int(projection.kernel_size[1])),
         prefix_tokens=prefix,
-        unknown=_named(parameters, "unk_embed"),
+        unknown=_named(parameters, UNKNOWN),
+        attention=_first_attention(model, blocks),
+    )
+
+
+def tensor_of(model: nn.Module, name: str) -> Tensor:
+    """A parameter or a buffer by its name: positions may be either."""
+    place, _, last = name.rpartition(".")
+    found = getattr(model.get_submodule(place), last)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _moved(parts: VitParts, prefix: str) -> VitParts:
+    def there(name: str | None) -> str | None:
+        return name and f"{prefix}{name}"
+
+    attention = parts.attention
+    return replace(
+        parts,
+        patch_weight=f"{prefix}{parts.patch_weight}",
+        patch_bias=there(parts.patch_bias),
+        position=there(parts.position),
+        cls_token=there(parts.cls_token),
+        blocks=tuple(f"{prefix}{block}" for block in parts.blocks),
+        head_weight=there(parts.head_weight),
+        head_bias=there(parts.head_bias),
+        attention=attention
+        and FirstAttention(
+            there(attention.norm),
+            tuple(f"{prefix}{weight}" for weight in attention.weights),
+            tuple(map(there, attention.biases)),
+        ),
     )
 
 
@@ -82,6 +167,40 @@ def _blocks(model: nn.Module) -> tuple[str, ...]:
         if name.split(".")[-1] == "blocks" and isinstance(module, nn.Sequential | nn.ModuleList)
         for index in range(len(module))
     )
+
+
+def _first_attention(model: nn.Module, blocks: tuple[str, ...]) -> FirstAttention | None:
+    modules = dict(model.named_modules())
+    norm, qkv = (f"{blocks[0]}.{name}" if blocks else "" for name in ("norm1", "attn.qkv"))
+    layer = modules.get(qkv)
+    if not isinstance(layer, nn.Linear):
+        return None
+    before = norm if isinstance(modules.get(norm), nn.LayerNorm) else None
+    return FirstAttention(
+        before, (f"{qkv}.weight",), (f"{qkv}.bias" if layer.bias is not None else None,)
+    )
+
+
+def blocks_of(model: nn.Module) -> tuple[str, ...]:
+    """The repeated blocks of a transformer that anybody wrote, in order: the children of a list,
+    all of one kind, each with a norm and layers of its own."""
+    blocks: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name == block or name.startswith(f"{block}.") for block in blocks)
+        if inside or not isinstance(module, nn.Sequential | nn.ModuleList):
+            continue
+        children = dict(module.named_children())
+        kinds = {type(child) for child in children.values()}
+        if len(kinds) == 1 and all(_is_block(child) for child in children.values()):
+            blocks += [f"{name}.{child}" if name else child for child in children]
+    return tuple(blocks)
+
+
+def _is_block(module: nn.Module) -> bool:
+    kinds = [type(inner) for inner in module.modules()]
+    normed = any(issubclass(kind, nn.LayerNorm | nn.RMSNorm) for kind in kinds)
+    layers = sum(issubclass(kind, nn.Linear | nn.MultiheadAttention) for kind in kinds)
+    return normed and layers > 1
 
 
 @dataclass(frozen=True)
@@ -109,6 +228,12 @@ def head_names(model: nn.Module) -> list[str]:
 
 
 def _head(model: nn.Module) -> tuple[str, str | None]:
+    if (found := found_in(model)) is not None:
+        if found.head is None:
+            raise ModelError(
+                f"no one linear layer of a {type(model).__name__} gives its logits: it has no head."
+            )
+        return found.head
     getter = getattr(model, "get_classifier", None)
     head = getter() if getter is not None else None
     if not isinstance(head, nn.Linear):

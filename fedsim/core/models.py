@@ -1,8 +1,4 @@
-"""Models: any timm classifier by name, and where its parts are.
-
-Parts are found by type and by name, so that an attack can speak of "the patch projection" or "the
-head" on every Vision Transformer and ResNet that timm builds.
-"""
+"""Models: any timm classifier by name, anybody's own by import path, and their checkpoints."""
 
 from __future__ import annotations
 
@@ -16,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import fedsim.core.convnet  # noqa: F401  registers our own small network with timm
-from fedsim.core.anatomy import head_names, vit_parts
+from fedsim.core.anatomy import found_in, head_names, remember, vit_parts
+from fedsim.core.dissection import dissect
 from fedsim.core.errors import ModelError, did_you_mean
+from fedsim.core.factories import build_by_path, is_import_path
 from fedsim.core.files import named_in_utf8
 from fedsim.core.imprinted import Imprinted
 from fedsim.core.spec import ModelSpec
@@ -45,9 +43,12 @@ def build_model(
     ``prepare`` makes of it what its defenses train. A checkpoint may hold what is added there as
     well; where it does not, that begins as it is added.
     """
-    if not timm.is_model(spec.name):
+    if not is_import_path(spec.name) and not timm.is_model(spec.name):
         near = did_you_mean(spec.name, timm.list_models())
-        raise ModelError(f"timm knows no model '{spec.name}'{near}.")
+        raise ModelError(
+            f"timm knows no model '{spec.name}'{near}; one of your own is named by its import "
+            f"path, package.module:factory."
+        )
     for name in OPENING:
         if name in spec.options:
             raise ModelError(
@@ -63,19 +64,14 @@ def build_model(
     bins = options.pop(IMPRINT_LAYER, None)
     if bins is not None and (not isinstance(bins, int) or isinstance(bins, bool) or bins < 2):
         raise ModelError(f"model.options.{IMPRINT_LAYER} is a number of bins, two or more.")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            model = _create(spec, {"img_size": image_size, **options})
-        except TypeError as error:
-            if "img_size" not in str(error):  # fully convolutional: takes any size
-                raise _bad_options(spec, error) from error
-            try:
-                model = _create(spec, options)
-            except TypeError as second:
-                raise _bad_options(spec, second) from second
+    if is_import_path(spec.name):
+        model = _by_path(spec, image_size=image_size, num_classes=num_classes, seed=seed)
+    else:
+        model = _by_name(spec, options, image_size, seed)
     if plain:
         use_plain_first_block(model)
+        if found_in(model) is not None:  # what was found there has changed
+            remember(model, dissect(model, image_size))
     if spec.init == "classic":
         begin_classic(model, seed)
     state = None
@@ -87,11 +83,40 @@ def build_model(
     if bins is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            found = found_in(model)
             model = Imprinted(model, image_size, bins)
+        if found is not None:
+            remember(model, found.within("model"))
     model = prepare(model)
     if spec.checkpoint and state:
         _load(model, state, spec.checkpoint, missing=True)
     return model
+
+
+def _by_name(spec: ModelSpec, options: dict[str, Any], image_size: int, seed: int) -> nn.Module:
+    """One of timm's."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return _create(spec, {"img_size": image_size, **options})
+        except TypeError as error:
+            if "img_size" not in str(error):  # fully convolutional: takes any size
+                raise _bad_options(spec, error) from error
+            try:
+                return _create(spec, options)
+            except TypeError as second:
+                raise _bad_options(spec, second) from second
+
+
+def _by_path(spec: ModelSpec, *, image_size: int, num_classes: int, seed: int) -> nn.Module:
+    """One of somebody's own."""
+    if spec.pretrained:
+        raise ModelError(
+            f"model.pretrained is for timm's models; give '{spec.name}' its weights by "
+            f"model.checkpoint."
+        )
+    own = {k: v for k, v in spec.options.items() if k not in (PLAIN_FIRST_BLOCK, IMPRINT_LAYER)}
+    return build_by_path(spec.name, own, image_size=image_size, num_classes=num_classes, seed=seed)
 
 
 def begin_classic(model: nn.Module, seed: int) -> None:
@@ -196,7 +221,10 @@ def _load(
 ) -> list[str]:
     """Put tensors into a model; ``missing``: some of its own may be."""
     expected = model.state_dict()
-    head = head_names(model)
+    try:
+        head = head_names(model)
+    except ModelError:  # somebody's own, without one
+        head = []
     left_out = [n for n in head if n in state and state[n].shape != expected[n].shape]
     state = {name: tensor for name, tensor in state.items() if name not in left_out}
     wrong = [n for n in state if n in expected and state[n].shape != expected[n].shape]

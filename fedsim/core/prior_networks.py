@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedsim.core.errors import ModelError
+from fedsim.core.factories import is_import_path
 from fedsim.core.knowledge import PriorModel
 from fedsim.core.models import build_model
 from fedsim.core.spec import ModelSpec, PriorSpec
@@ -34,6 +35,8 @@ def _loaded(words: str) -> PriorModel:
     if spec.name == PACKAGED and spec.checkpoint is None:
         model, half = _packaged(), (0.5, 0.5, 0.5)
         return PriorModel(spec.name, _frozen(model), half, half)
+    if is_import_path(spec.name):
+        raise ModelError(f"threat.prior is a network of timm's by its name; not '{spec.name}'.")
     wanted = ModelSpec(
         name=_MODEL if spec.name == PACKAGED else spec.name,
         options=spec.options,

@@ -92,7 +92,9 @@ def code_digest(table: Mapping[str, str], name: str) -> str:
 
 
 def _imported(name: str) -> ModuleType:
-    """The module of this name, or the one in `fedsim` that had it in an older version."""
+    """The module of this name, or the one in `fedsim` that had it in an older version. A command
+    finds modules in the folder where it is called, as Python does, behind all that is installed."""
+    _look_here_for(name.split(".")[0])
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -100,6 +102,16 @@ def _imported(name: str) -> ModuleType:
         if name.split(".")[0] not in ONCE_AT_THE_TOP or not f"{name}.".startswith(f"{lacking}."):
             raise
         return importlib.import_module(f"fedsim.{name}")
+
+
+def _look_here_for(top: str) -> None:
+    try:
+        here = str(Path.cwd())
+    except OSError:  # the folder was removed
+        return
+    there = Path(here, f"{top}.py").is_file() or Path(here, top).is_dir()
+    if there and here not in sys.path:
+        sys.path.append(here)
 
 
 def resolve(kind: str, table: Mapping[str, str], name: str) -> type:

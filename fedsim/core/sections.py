@@ -71,9 +71,10 @@ class DataSpec(Section):
 
 
 class ModelSpec(Section):
-    """Any timm classifier by name; ``options`` go to its constructor. ``init`` classic: linear
-    layers and convolutions as torch begins them, embeddings from N(0, 1), as older ViT code does
-    (and the victims of APRIL's paper); timm's are far smaller."""
+    """Any timm classifier by name, or a factory of models by import path
+    (``torchvision.models:vit_b_16``, ``task:Net``); ``options`` go to its constructor. ``init``
+    classic: linear layers and convolutions as torch begins them, embeddings from N(0, 1), as older
+    ViT code does (and the victims of APRIL's paper); timm's are far smaller."""
 
     name: str = "vit_tiny_patch16_224"
     options: dict[str, Any] = {}

@@ -6,6 +6,7 @@ from a model's name. A ViT is built with its first blocks only: the closed forms
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +14,13 @@ from functools import partial
 import torch
 from torch import nn
 
+from fedsim.attacks.matching.matcher import silence
 from fedsim.clients import images_of, shards_of
-from fedsim.core.anatomy import VitParts, batchnorm_names, head_names, vit_parts
+from fedsim.core.anatomy import VitParts, batchnorm_names, head_names, tensor_of, vit_parts
 from fedsim.core.defense import Defense
 from fedsim.core.epochs import steps_of_round
 from fedsim.core.errors import AttackError, DataError, ModelError
+from fedsim.core.factories import is_import_path
 from fedsim.core.knowledge import refuse_unplayed
 from fedsim.core.models import build_architecture, build_model
 from fedsim.core.spec import Spec
@@ -43,7 +46,8 @@ class Tokens:
     position_rank: int
     uploads_position: bool
     uploads_patches: bool
-    uploads_attention: bool  # the first block's joint projection, behind a LayerNorm
+    uploads_attention: bool  # the layers of the first attention that read the tokens
+    biased: bool = True  # whether all of those have a bias
 
     @property
     def gradient_rank(self) -> int:
@@ -59,12 +63,12 @@ class Tokens:
     @property
     def equations(self) -> int:
         """Equations of `row_space` for one patch."""
-        return max(0, self.width - (self.patches + self.prefix))
+        return max(0, self.width + self.biased - self.centred - (self.patches + self.prefix))
 
     @property
     def unknowns(self) -> int:
         """Unknowns of `row_space` for one patch."""
-        return min(self.patches, self.pixels) + 1
+        return min(self.patches, self.pixels) + (self.centred and self.biased)
 
     @property
     def solvable_by_rows(self) -> bool:
@@ -110,6 +114,7 @@ class Facts:
     biased: bool  # whether the head has a bias at all
     batchnorms: int
     chain: bool  # a plain chain of layers, which R-GAP inverts one by one
+    tosses: bool  # the model leaves parts out at random while it is trained
     parameters: int
     rehearsal: Rehearsal
 
@@ -144,7 +149,8 @@ def gather(spec: Spec) -> Facts:
         head=_head(model, trained),
         biased=_is_biased(model),
         batchnorms=len(batchnorm_names(model)),
-        chain=_is_chain(model),
+        chain=_is_chain(model, spec.data.image_size),
+        tosses=spec.train.mode == "train" and bool(silence(copy.deepcopy(model).train())),
         parameters=sum(p.numel() for p in model.parameters()),
         rehearsal=rehearse(
             spec,
@@ -180,6 +186,9 @@ def _built(spec: Spec, classes: int, defenses: Sequence[Defense]) -> nn.Module:
 def _bare(spec: Spec, classes: int) -> nn.Module:
     """The model of a spec, without numbers in it where it would be too large."""
     side = spec.data.image_size
+    if is_import_path(spec.model.name):  # whose code may not do without numbers
+        own = build_architecture(spec.model, image_size=side, num_classes=classes)
+        return own.to("meta") if sum(p.numel() for p in own.parameters()) > LARGEST else own
     with torch.device("meta"):
         whole = build_architecture(spec.model, image_size=side, num_classes=classes)
     chosen = spec.model
@@ -241,50 +250,40 @@ def _tokens(model: nn.Module, trained: set[str]) -> Tokens | None:
     except ModelError:
         return None
     weight = model.get_parameter(parts.patch_weight)
-    norm, qkv = _first_attention(model, parts)
-    joint = isinstance(qkv, nn.Linear) and qkv.bias is not None
-    attention = f"{parts.blocks[0]}.attn.qkv." if parts.blocks else ""
+    attention = parts.attention
+    read = (*attention.weights, *filter(None, attention.biases)) if attention else ()
+    normed = attention is not None and attention.norm is not None
     return Tokens(
         patches=parts.tokens,
         pixels=weight[0].numel(),
         width=weight.shape[0],
         prefix=parts.prefix_tokens,
-        centred=isinstance(norm, nn.LayerNorm),
+        centred=normed,
         positions=parts.position is not None,
         position_rank=_position_rank(model, parts),
         uploads_position=parts.position in trained,
         uploads_patches=parts.patch_weight in trained,
-        uploads_attention=isinstance(norm, nn.LayerNorm)
-        and joint
-        and {f"{attention}weight", f"{attention}bias"} <= trained,
+        uploads_attention=attention is not None and trained.issuperset(read),
+        biased=attention is not None and None not in attention.biases,
     )
-
-
-def _first_attention(
-    model: nn.Module, parts: VitParts
-) -> tuple[nn.Module | None, nn.Module | None]:
-    if not parts.blocks:
-        return None, None
-    modules = dict(model.named_modules())
-    return modules.get(f"{parts.blocks[0]}.norm1"), modules.get(f"{parts.blocks[0]}.attn.qkv")
 
 
 def _position_rank(model: nn.Module, parts: VitParts) -> int:
     """As `row_space` counts it; the largest possible where the model holds no numbers."""
     if parts.position is None:
         return 0
-    position = model.get_parameter(parts.position).detach()
+    position = tensor_of(model, parts.position).detach()
     rows = position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
     if rows.is_meta:
         return min(rows.shape)
     return int(torch.linalg.matrix_rank(rows.double(), rtol=1e-5))
 
 
-def _is_chain(model: nn.Module) -> bool:
+def _is_chain(model: nn.Module, side: int) -> bool:
     from fedsim.attacks.rgap import chain
 
     try:
-        chain(model)
+        chain(model, side)
     except AttackError:
         return False
     return True

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from fedsim.attacks import create_attack
 from fedsim.attacks.labels import recover_labels
+from fedsim.core.anatomy import head_names
 from fedsim.core.attack import no_progress
 from fedsim.core.defense import Defense
-from fedsim.core.errors import AttackError, FedsimError
+from fedsim.core.errors import AttackError, FedsimError, ModelError
 from fedsim.core.knowledge import THREATS, Announced, View
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.metrics import decibel
@@ -32,6 +33,7 @@ EXACT_DB = 40.0  # a picture without a visible difference
 DRAWS, CHANCES = 4, 12  # batches: usually; where a defense tosses a coin for each
 LARGE, LARGE_DRAWS = 2e9, 2  # parameters times patches of 16 x 16 pixels: beyond, fewer draws
 MOST_LABELS = 8  # pictures in a batch whose labels are read
+BEGUN = 0.01  # the size of a head that began as zeros, after a step
 CONTRAST = 0.35  # of made-up pictures: about an eighth of them is black or white
 
 
@@ -66,6 +68,7 @@ def rehearse(
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return Rehearsal(form, declined="the model is too large to be filled with numbers in time")
+    model = _begun(model) if spec.train.rounds > 1 else model
     draws, most = CHANCES if chance else DRAWS, MOST_LABELS
     if sum(p.numel() for p in model.parameters()) * spec.data.image_size**2 / 256 > LARGE:
         draws = most = LARGE_DRAWS
@@ -95,6 +98,23 @@ def rehearse(
         return Rehearsal(form, declined=reason.splitlines()[0].rstrip("."))
     share = None if None in right else sum(map(bool, right)) / len(right)
     return Rehearsal(form, tuple(psnr), tuple(bare), share, batch)
+
+
+def _begun(model: nn.Module) -> nn.Module:
+    """The model, with numbers in a head of zeros: behind one, nothing has a gradient in the first
+    round, and in every later one it has."""
+    try:
+        names = head_names(model)
+    except ModelError:
+        return model
+    if bool(model.get_parameter(names[0]).any()):
+        return model
+    begun = copy.deepcopy(model)
+    coin = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        head = begun.get_parameter(names[0])
+        head.copy_(BEGUN * torch.randn(head.shape, generator=coin))
+    return begun
 
 
 @dataclass(frozen=True)

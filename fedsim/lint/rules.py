@@ -63,6 +63,7 @@ NAMES = {
     "first-round-only": "only fresh weights are audited",
     "absent-data": "the data set is not on this machine",
     "not-rehearsed": "shapes alone decide",
+    "random-training": "a model that no replay can follow",
 }
 
 
@@ -421,6 +422,17 @@ def unrehearsed(facts: Facts) -> Iterator[Finding]:
         yield Finding("not-rehearsed", "note", reason)
 
 
+def random_training(facts: Facts) -> Iterator[Finding]:
+    """Dropout, stochastic depth: the coin is the client's own."""
+    if facts.tosses:
+        reason = (
+            "The model leaves parts out at random while it is trained (dropout, stochastic depth): "
+            "the coin is the client's own, so its updates cannot be replayed and the canary will "
+            "call attacks mis-specified. Set its rates to 0 in model.options, or train.mode=eval."
+        )
+        yield Finding("random-training", "note", reason)
+
+
 def active_server(facts: Facts) -> Iterator[Finding]:
     """One picture of any batch, for a server that chooses the weights."""
     return active.active_server(facts, (exact_by_patches, exact_by_rows, layer_by_layer))
@@ -446,6 +458,7 @@ RULES: tuple[Rule, ...] = (
     first_round_only,
     absent_data,
     unrehearsed,
+    random_training,
     active_server,
     active.guards_only_warn,
 )

@@ -19,7 +19,6 @@ import io
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 
 from fedsim.audit.trust import named_in, refuse_strangers
 from fedsim.clients import images_of
-from fedsim.core.anatomy import vit_parts
+from fedsim.core.anatomy import head_names, tensor_of, vit_parts
 from fedsim.core.errors import RunError
 from fedsim.core.files import read_tensors, write_atomically, write_json
 from fedsim.core.learning import Protocol
@@ -76,7 +75,8 @@ def analyse(
     parts = vit_parts(model)
     if parts.position is None:
         raise RunError("the model has no position embedding to look at.")
-    rows = model.get_parameter(parts.position).detach()[0, parts.prefix_tokens :].double()
+    rows = tensor_of(model, parts.position).detach().double()
+    rows = rows.reshape(-1, rows.shape[-1])[parts.prefix_tokens :]
     shares = explained_variance(rows)
     shuffled = [shuffling(model, spec, parts.grid, ratio, pictures) for ratio in RATIOS]
     findings = Findings(
@@ -179,15 +179,18 @@ def _features_and_class(
     """Features before the head and the predicted class; the model is told of the shuffling here
     alone."""
     puzzle = vars(model).get("puzzle")
-    net: Any = model
+    features: list[Tensor] = []
+    head = model.get_submodule(head_names(model)[0].rpartition(".")[0])
+    handle = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
     if isinstance(puzzle, Puzzle):
         puzzle.mask, puzzle.order = mask, order
     try:
-        features = net.forward_head(net.forward_features(picture), pre_logits=True)
+        logits = model(picture)
     finally:
+        handle.remove()
         if isinstance(puzzle, Puzzle):
             puzzle.mask = puzzle.order = None
-    return features[0], int(net.get_classifier()(features).argmax())
+    return features[0].flatten(), int(logits.argmax())
 
 
 def load_final_model(run: Run, file: Path | None = None) -> nn.Module:

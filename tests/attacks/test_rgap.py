@@ -66,3 +66,9 @@ def test_rgap_fills_a_layer_that_loses_information_from_a_generator() -> None:
     assert any("from the generator" in note for note in filled.notes)
     assert float(psnr(images, filled.images)) > float(psnr(images, plain.images)) + 3
     assert "generator" in create_attack("rgap", generator="all").needs
+
+
+def test_rgap_declines_a_chain_whose_forward_does_more() -> None:
+    images, labels = photos(8, [70])
+    with pytest.raises(AttackError, match="its forward does more"):
+        attack(observe(ModelSpec(name="tests.tutorials:Chain"), images, labels), "rgap")

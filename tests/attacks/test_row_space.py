@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fedsim.core.metrics import psnr
 from fedsim.core.spec import ModelSpec
 from fedsim.defenses.frozen_pe import FrozenPE
@@ -37,3 +39,24 @@ def test_row_space_says_when_it_has_too_few_equations() -> None:
     images, labels = photos(32, [70])
     result = attack(observe(narrow, images, labels), "row_space")
     assert any("underdetermined" in note and "unknowns" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_row_space_reads_the_first_attention_of_torchs_own_encoder(norm_first: bool) -> None:
+    options = {"places": 0.5, "norm_first": norm_first}
+    spec = ModelSpec(name="tests.tutorials:TutorialViT", options=options)
+    images, labels = photos(32, [70])
+    net = prepared(spec, 32, FrozenPE().prepare_model)
+    observation = observe_net(net, spec, images, labels)
+    result = attack(observation, "row_space", lambda: prepared(spec, 32, FrozenPE().prepare_model))
+    assert float(psnr(images, result.images)) > 60
+
+
+def test_row_space_stacks_layers_of_their_own_and_knows_fixed_tables() -> None:
+    spec = ModelSpec(name="tests.tutorials:HandWrittenViT")
+    images, labels = photos(32, [70])
+    net = prepared(spec, 32, FrozenPE().prepare_model)
+    observation = observe_net(net, spec, images, labels)
+    assert "table.weight" not in observation.update.tensors
+    result = attack(observation, "row_space", lambda: prepared(spec, 32, FrozenPE().prepare_model))
+    assert float(psnr(images, result.images)) > 60

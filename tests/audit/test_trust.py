@@ -19,7 +19,8 @@ from fedsim.audit.trust import (
 )
 from fedsim.cli import main
 from fedsim.core.errors import RunError, SpecError
-from fedsim.core.run import Run
+from fedsim.core.files import read_json, write_json
+from fedsim.core.run import Run, list_observations
 from fedsim.core.spec import Component, ThreatSpec
 from fedsim.lint import lint
 from fedsim.tools.positions import analyse
@@ -31,6 +32,7 @@ NAMING = [
     "attacks=[{name: gias, space: w, architecture: 'stranger:call'}]",
     "defenses=[{name: 'stranger:Defended'}]",
     "data.name='stranger:call'",
+    "model={name: 'stranger:call'}",
     "threat={model: D, surrogate: {name: 'stranger:call'}}",
     "threat={model: D, generator: {checkpoint: x, name: 'stranger:call'}}",
 ]
@@ -63,6 +65,7 @@ def test_what_is_ours_is_nobodys_code() -> None:
         "defenses=[{name: clipping}]",
         "data.name='hf:owner/name:config'",
         "name='a run: mine'",
+        "model={name: 'hf-hub:timm/of-theirs'}",
     )
     assert import_paths(spec) == set()
     elsewhere = small_spec("attacks=[{name: 'attacks.tag:TagAttack'}]")  # anybody's folder
@@ -116,6 +119,20 @@ def test_an_observation_that_announces_code_is_not_attacked(
         attack_offline(root, Component(name="dlg", steps=1), tmp_path / "out", None, 1)
     with pytest.raises(RunError, match="announces stranger:Defended, which its spec does not name"):
         audit(small_spec(), root)
+    assert not stranger.ran
+
+
+def test_a_model_that_an_observation_announces_is_not_built(
+    small_run: Run, tmp_path: Path, stranger: Stranger
+) -> None:
+    root = shutil.copytree(small_run.root, tmp_path / "shared")
+    path = list_observations(Run(root).observations)[0]
+    about = read_json(path)
+    about["architecture"]["name"] = "stranger:call"
+    write_json(path, about)
+    assert announced_in(Run(root).observations) == {"stranger:call"}
+    with pytest.raises(RunError, match=r"import path \(stranger:call\)"):
+        attack_offline(root, Component(name="dlg", steps=1), tmp_path / "out", None, 1)
     assert not stranger.ran
 
 

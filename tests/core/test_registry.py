@@ -119,3 +119,16 @@ def test_the_code_behind_an_import_path_is_known_by_its_file(
     again = [code_digest(TABLE, f"{name}:Thing") for name in ("authored", "handed_on")]
     assert before not in again
     assert on not in again
+
+
+def test_a_module_beside_the_command_is_found_behind_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_my_own.py").write_text("chosen = 5")
+    (tmp_path / "json.py").write_text("raise RuntimeError")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    assert find("thing", {}, "of_my_own:chosen") == 5
+    assert sys.path[-1] == str(tmp_path)
+    monkeypatch.delitem(sys.modules, "json")
+    assert callable(find("thing", {}, "json:loads"))

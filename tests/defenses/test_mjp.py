@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedsim.attacks import create_attack
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.attack import no_progress
 from fedsim.core.errors import ModelError
 from fedsim.core.knowledge import THREATS, Announced, View
@@ -424,3 +425,18 @@ def test_matching_simulates_the_mask_it_read() -> None:
         losses[adaptive] = float(task.matcher.value(normalised, task.labels))
     assert losses[True] < 1e-5
     assert losses[False] > 100 * losses[True]
+
+
+@pytest.mark.parametrize("name", ["TutorialViT", "HandWrittenViT"])
+def test_positions_of_somebodys_own_model_are_hidden(name: str) -> None:
+    defense = Mjp(dal="none", ratio=0.5, probability=1.0)
+    plain = model(ModelSpec(name=f"tests.tutorials:{name}"))
+    net, (images, labels) = defense.prepare_model(copy.deepcopy(plain)), photos(32, [70])
+    assert torch.equal(plain(images), net(images))
+    batch = [(images, labels)]
+    update = local_update(net, batch, Protocol(), defenses=[defense], rng=secret())
+    position = vit_parts(net).position
+    assert position is not None
+    rows = update.tensors[position].reshape(-1, update.tensors[position].shape[-1])[-16:]
+    assert 0 < int((rows == 0).all(1).sum()) < 16
+    assert bool(update.tensors["unk_embed"].any())

@@ -14,6 +14,7 @@ from fedsim.core.attack import Progress, no_progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import THREATS, Announced, View
 from fedsim.core.models import build_model
+from fedsim.core.spec import ModelSpec
 from tests.staging import CPU, TINY, observe, photos
 
 
@@ -55,3 +56,11 @@ def test_a_solved_picture_is_brought_back_to_pixels_once_for_each_of_the_batch()
     assert found.loss == 0.25
     assert found.labels is not None
     assert sorted(found.labels.tolist()) == sorted(labels.tolist())
+
+
+def test_patches_that_are_read_in_another_order_are_put_back() -> None:
+    spec = ModelSpec(name="tests.tutorials:TutorialViT")
+    parts = vit_parts(build_model(spec, image_size=32, num_classes=8, seed=0))
+    images, _ = photos(32, [9])
+    read = images.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 4, 5, 1).reshape(16, -1)
+    assert torch.equal(fold_patches(read, parts), images[0])

@@ -81,3 +81,27 @@ def test_the_blocks_of_all_stages_of_a_swin_are_counted() -> None:
     assert all(name.startswith("layers.1.blocks") for name in left_out)
     kept = select(model, names, without=["attention", "mlp"])
     assert not [name for name in kept if ".attn." in name or ".mlp." in name]
+
+
+def test_parameters_of_somebodys_own_are_told_by_how_they_are_built() -> None:
+    spec = ModelSpec(name="tests.tutorials:HandWrittenViT")
+    parts = part_of(build_model(spec, image_size=32, num_classes=8, seed=0))
+    assert parts["stem.0.weight"] == parts["table.weight"] == ("embeddings", None)
+    assert parts["layers.0.0.0.weight"] == ("norm", 1)
+    assert parts["layers.1.0.1.to_q.weight"] == ("attention", 2)
+    assert parts["layers.1.0.1.out.bias"] == ("attention", 2)
+    assert parts["layers.1.1.1.weight"] == ("mlp", 2)
+    assert parts["norm.weight"] == ("norm", None)
+    assert parts["head.bias"] == ("head", None)
+
+
+def test_parts_of_torchs_own_encoder_are_told_apart() -> None:
+    spec = ModelSpec(name="tests.tutorials:TutorialViT")
+    model = build_model(spec, image_size=32, num_classes=8, seed=0)
+    names = [name for name, _ in model.named_parameters()]
+    block = "body.layers.1."
+    assert select(model, names, parts=["attention"], blocks=(2, 2)) == [
+        f"{block}self_attn.{name}"
+        for name in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+    ]
+    assert f"{block}linear1.weight" in select(model, names, parts=["mlp"])

@@ -146,3 +146,31 @@ def test_seeds_of_a_network_with_kinks_are_not_batched() -> None:
     assert not GradientMatcher(model, target, Cosine()).batchable
     smooth = model_of(VIT)
     assert GradientMatcher(smooth, target_of(smooth, pictures(1, 1), labels), Cosine()).batchable
+
+
+def test_coins_in_somebodys_forward_are_silenced_and_told() -> None:
+    model = model_of(ModelSpec(name="tests.tutorials:Chain", options={"drop": 0.5})).train()
+    images = pictures(1, 1)
+    assert not torch.equal(model(images), model(images))
+    assert silence(model) == ["Chain"]
+    assert torch.equal(model(images), model(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "alike"),
+    [("HandWrittenViT", 0.99), ("TutorialViT", 0.2)],  # with ReLUs that are on no tape: `auto` sees
+)
+def test_attention_of_somebodys_own_is_differentiated_twice(name: str, alike: float) -> None:
+    model, labels = model_of(ModelSpec(name=f"tests.tutorials:{name}")), torch.tensor([1])
+    target = target_of(model, pictures(1, 1), labels)
+    start = pictures(1, 2)[None]
+    ways: tuple[Way, ...] = ("double", "first_order")
+    double, first = (
+        GradientMatcher(copy.deepcopy(model), target, Cosine(), way=way)(start, labels[None])
+        for way in ways
+    )
+    assert cosine(first.images, double.images) > alike
+    ahead = GradientMatcher(copy.deepcopy(model), target, Cosine(), way="double")
+    slope = double.images[0] / double.images.norm()
+    near, far = (ahead.value(start + sign * 1e-2 * slope, labels[None]) for sign in (-1, 1))
+    assert float((far - near) / 2e-2) == pytest.approx(float(double.images.norm()), rel=0.05)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedsim.attacks.matching.smooth_modules import as_matrix, tape_kinks
+from fedsim.core.spec import ModelSpec
 from tests.attacks.matching.conftest import VIT, model_of, pictures
 
 
@@ -38,3 +39,13 @@ def test_a_patch_projection_is_a_matrix_product() -> None:
     as_matrix(model)
     assert torch.allclose(model(images), before, atol=1e-5)
     assert [n for n, _ in model.named_parameters()] == names
+
+
+def test_a_projection_of_somebodys_own_keeps_its_place_and_what_it_is_asked() -> None:
+    model = model_of(ModelSpec(name="tests.tutorials:HandWrittenViT")).eval()
+    images = pictures(2, 0)
+    before = model(images)
+    as_matrix(model)
+    assert type(model.stem[0]) is not nn.Conv2d
+    assert model.stem[0].kernel_size == (8, 8)
+    assert torch.allclose(model(images), before, atol=1e-5)
