@@ -50,7 +50,7 @@ def countered(
     update: Update, defenses: Iterable[Component | Mapping[str, Any]], model: nn.Module
 ) -> Informed:
     """The update after every declared defense was countered, the last one first."""
-    informed = Informed(update)
+    informed = Informed(update.widened())
     for defense in reversed(declared(defenses)):
         informed = defense.counter(informed, model)
     return informed

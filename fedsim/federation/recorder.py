@@ -89,6 +89,7 @@ class Recorder:
         observed = round_ in self.rounds
         root = self.run.observations if observed else self.run.spool
         if observed or not fits:
+            public = self.public  # of this round
 
             def write() -> None:
                 chosen, places = (
@@ -96,7 +97,7 @@ class Recorder:
                 )
                 together = self.masking(round_) if observed else []
                 write_observation(
-                    *(root, round_, client, update, self.public), chosen, places, together
+                    *(root, round_, client, update, public), chosen, places, together
                 )
                 if observed:
                     then()

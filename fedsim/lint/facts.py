@@ -221,8 +221,8 @@ def _behind(spec: Spec, shard: int | None) -> tuple[int | None, int | None]:
     train = spec.train
     if train.local_epochs and shard is None:
         return None, None
-    steps = steps_of_round(train.local_steps, train.local_epochs, shard or 0, train.batch_size)
-    drawn = steps * train.batch_size
+    steps = steps_of_round(train.local_steps, train.local_epochs, shard or 0, train.step_size)
+    drawn = steps * train.step_size
     return steps, drawn if shard is None else min(drawn, shard)
 
 

@@ -70,7 +70,7 @@ def rehearse(
     if sum(p.numel() for p in model.parameters()) * spec.data.image_size**2 / 256 > LARGE:
         draws = most = LARGE_DRAWS
     stage, plain = Stage(spec, model, defenses, classes), Stage(spec, model, (), classes)
-    batch = min(spec.train.batch_size, most)
+    batch = min(spec.train.step_size, most)
     right: list[bool | None] = []
     psnr: list[float] = []
     bare: list[float] = []

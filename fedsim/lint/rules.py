@@ -220,7 +220,7 @@ def labels(facts: Facts) -> Iterator[Finding]:
     rehearsal, train = facts.rehearsal, facts.spec.train
     if not facts.head:
         return
-    single = train.batch_size == 1 and (facts.steps == 1 or facts.one_image)
+    single = train.step_size == 1 and (facts.steps == 1 or facts.one_image)
     where = "the head's bias" if "bias" in facts.head else "the rows of the head's weight"
     if rehearsal.declined is not None:
         if _acting(facts):

@@ -160,7 +160,9 @@ def canary(
         replay = local_update(
             model,
             [(images.to(device), labels.to(device)) for images, labels in truth.replay()],
-            public.protocol,
+            replace(
+                public.protocol, loss=public.protocol.loss.balanced_by(truth.class_weights)
+            ),
             defenses=defenses,
             rng=truth.coin(),
         )
