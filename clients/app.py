@@ -25,7 +25,7 @@ from fedsim.core.files import read_json, write_json
 from fedsim.core.guard import Scene
 from fedsim.core.keyring import Key
 from fedsim.core.learning import Protocol, Trail, Update, batchnorm_buffers, learn, recall
-from fedsim.core.losses import balanced_weights
+from fedsim.core.losses import balanced_weights, dominant
 from fedsim.core.models import build_architecture
 from fedsim.core.observation import update_checksum
 from fedsim.core.run import notice_path
@@ -163,10 +163,8 @@ class Refused(NamedTuple):
 def _trained_by(
     message: Message, context: Context, side_of: Callable[[Context], ClientSide]
 ) -> Update | Refused:
-    proximal = wire.proximal_of(message)
-    return train_client(
-        *_asked(message, context, side_of), **({"proximal": proximal} if proximal else {})
-    )
+    asked, proximal = _asked(message, context, side_of), wire.proximal_of(message)
+    return train_client(*asked, proximal=proximal) if proximal else train_client(*asked)
 
 
 def train_client(
@@ -206,7 +204,8 @@ def train_client(
     watch = inspected(
         create_guards(spec.guards),
         Scene(
-            round_, client, model, batches, protocol, guarded_before(stored), side.notices(round_)
+            *(round_, client, model, [(images, dominant(labels)) for images, labels in batches]),
+            *(protocol, guarded_before(stored), side.notices(round_)),
         )
         if spec.guards
         else None,

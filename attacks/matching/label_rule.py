@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.labels import Rule, labels_left, recover_labels
-from fedsim.attacks.matching.problem import Problem
+from fedsim.attacks.matching.problem import Problem, known_protocol
 from fedsim.core.anatomy import head_names
 
 LabelRule = Rule | Literal["joint"]
@@ -34,13 +34,12 @@ class LabelParameters:
         elif left is not None and len(left) == count:
             labels = left
         else:
-            knows = view.grants("optimizer") and view.grants("learning_rate")
             labels = recover_labels(
                 problem.update,
                 problem.model,
                 count,
                 self.labels,
-                protocol=view.protocol() if knows else None,
+                protocol=known_protocol(view),
                 steps=len(problem.batches),
             )
         return labels.to(problem.device).expand(seeds, -1)

@@ -105,7 +105,7 @@ def check_augmentation(components: Sequence[Mapping[str, Any]], side: int) -> No
 
 
 def _in_range(image: Tensor) -> bool:
-    return -_SLACK <= float(image.min()) and float(image.max()) <= 1 + _SLACK
+    return float(image.min()) >= -_SLACK and float(image.max()) <= 1 + _SLACK
 
 
 def _mixed(transform: Any, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,6 +116,11 @@ def _mixed(transform: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         mixer.num_classes = count
     images, shares = transform(images, torch.arange(count))
     return images, shares if shares.ndim == 2 else torch.eye(count)  # RandomApply may leave it
+
+
+def mixes(components: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether among these transforms there is one that mixes the pictures of a batch."""
+    return any(map(_mixes, components))
 
 
 def _mixes(component: Mapping[str, Any]) -> bool:
@@ -137,16 +142,14 @@ def _built(component: Mapping[str, Any], side: int) -> Any:
     theirs."""
     from torchvision.transforms import v2
 
-    name = component.get("name")
-    known = [
-        n for n, t in vars(v2).items() if inspect.isclass(t) and issubclass(t, v2.Transform)
-    ]
+    name = str(component.get("name"))
+    known = [n for n, t in vars(v2).items() if inspect.isclass(t) and issubclass(t, v2.Transform)]
     known = sorted({*known, *MIXERS} - {"Transform", *REFUSED})
     if name in REFUSED:
         raise SpecError(f"train.augment: {name} does not belong here: {REFUSED[name]}.")
     if name not in known:
         raise SpecError(
-            f"train.augment: torchvision has no transform '{name}'{did_you_mean(str(name), known)}."
+            f"train.augment: torchvision has no transform '{name}'{did_you_mean(name, known)}."
         )
     make = getattr(v2, name)
     accepted = inspect.signature(make).parameters

@@ -46,10 +46,10 @@ class Protocol:
     mean: Colour = (0.5, 0.5, 0.5)
     std: Colour = (0.5, 0.5, 0.5)
     betas: Betas = (0.9, 0.999)
-    schedule: Schedule = Schedule()
+    schedule: Schedule = field(default_factory=Schedule)
     proximal: float = 0.0
     micro: int | None = None
-    loss: Loss = Loss()
+    loss: Loss = field(default_factory=Loss)
     augment: tuple[dict[str, Any], ...] = ()
     precision: Precision = "float32"
     upload_dtype: Precision = "float32"
@@ -317,8 +317,7 @@ def _pull_back(
     before: Mapping[str, Tensor],
     strength: float,
 ) -> None:
-    """Add the gradient of  mu/2 ||w - w_global||^2, which FedProx asks for (Li et al. 2020, Eq. 2).
-    """
+    """Add the gradient of  mu/2 ||w - w_global||^2, FedProx's term (Li et al. 2020, Eq. 2)."""
     if strength:
         for name, weight in trained.items():
             gradient[name] = gradient[name] + strength * (weight.detach() - before[name])

@@ -11,6 +11,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedsim.core.errors import SpecError
+
 Weight = Annotated[float, Field(ge=0)]
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -31,8 +33,8 @@ class Loss:
         Whoever does not know what ``balanced`` weights are takes them for equal."""
         if logits.dtype in _HALF:
             logits = logits.float()
-        if labels.is_floating_point() and self.soft == "dominant":
-            labels = labels.argmax(-1)
+        if self.soft == "dominant":
+            labels = dominant(labels)
         weights = self.class_weights(logits)
         return F.cross_entropy(logits, labels, weights, label_smoothing=self.label_smoothing)
 
@@ -50,6 +52,23 @@ class Loss:
     def balanced_by(self, weights: tuple[float, ...]) -> Loss:
         """The same with the weights of one client in the place of ``balanced``."""
         return replace(self, weights=weights) if weights and self.weights == "balanced" else self
+
+
+def refuse_other_classes(loss: Loss, classes: int) -> None:
+    """Raise where weights are announced for another number of classes than there are."""
+    weights = loss.known_weights
+    if weights is not None and len(weights) != classes:
+        raise SpecError(
+            f"train.loss.weights has {len(weights)} numbers, and the data set has {classes} "
+            f"classes; give one for each, or balanced."
+        )
+    if weights is not None and not any(weights):
+        raise SpecError("train.loss.weights are all zero: there would be nothing to learn.")
+
+
+def dominant(labels: Tensor) -> Tensor:
+    """Classes (B,), of mixtures (B, C) the largest."""
+    return labels.argmax(-1) if labels.is_floating_point() else labels
 
 
 def balanced_weights(counts: Tensor) -> tuple[float, ...]:

@@ -22,9 +22,7 @@ def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractC
     return torch.autocast(device.type, dtype=getattr(torch, precision))
 
 
-def gradients(
-    loss: Tensor, weights: Sequence[Tensor], precision: Precision
-) -> list[Tensor | None]:
+def gradients(loss: Tensor, weights: Sequence[Tensor], precision: Precision) -> list[Tensor | None]:
     """The gradients of a loss; None for a weight that it does not use. In float16 small numbers
     are lost on the way back, so the loss is scaled up for it, as far as all numbers stay finite.
     """

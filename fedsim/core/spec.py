@@ -294,9 +294,7 @@ def _keys_at(location: Iterable[Any]) -> list[str]:
 
 def _fields_of(section: type) -> dict[str, FieldInfo]:
     fields: dict[str, FieldInfo] = (
-        section.model_fields
-        if issubclass(section, BaseModel)
-        else section.__pydantic_fields__  # type: ignore[attr-defined]
+        section.model_fields if issubclass(section, BaseModel) else section.__pydantic_fields__  # type: ignore[attr-defined]
     )
     return fields
 

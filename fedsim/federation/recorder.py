@@ -96,9 +96,7 @@ class Recorder:
                     self._chosen.get(client, (None, None)) if observed else (None, None)
                 )
                 together = self.masking(round_) if observed else []
-                write_observation(
-                    *(root, round_, client, update, public), chosen, places, together
-                )
+                write_observation(*(root, round_, client, update, public), chosen, places, together)
                 if observed:
                     then()
 
