@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from fedsim.core.defense import Defense, Informed
 from fedsim.core.augment import mixes
+from fedsim.core.defense import Defense, Informed
 from fedsim.core.errors import SpecError
 from fedsim.core.learning import Update
 from fedsim.core.losses import Loss

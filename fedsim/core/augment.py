@@ -67,10 +67,9 @@ class Augmentation:
             pictures, mixing = torch.stack(shown), None
             if self.mixing:
                 torch.manual_seed(seed_from(f"{seed} mixing"))
-                mixing = torch.eye(len(pictures))
+                mixing = torch.eye(len(pictures))  # each picture a class of its own
                 for transform in self.mixing:
-                    pictures, mixed = _mixed(transform, pictures)
-                    mixing = mixed @ mixing
+                    pictures, mixing = transform(pictures, mixing)
         return Shown(pictures.clamp(0, 1), mixing)
 
     def _one(self, image: Tensor, seed: str) -> Tensor:
@@ -106,16 +105,6 @@ def check_augmentation(components: Sequence[Mapping[str, Any]], side: int) -> No
 
 def _in_range(image: Tensor) -> bool:
     return float(image.min()) >= -_SLACK and float(image.max()) <= 1 + _SLACK
-
-
-def _mixed(transform: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    """A mixed batch, and of which of its rows each picture is mixed: to the transform, the rows are
-    the classes."""
-    count = len(images)
-    for mixer in [m for m in transform.modules() if type(m).__name__ in MIXERS]:
-        mixer.num_classes = count
-    images, shares = transform(images, torch.arange(count))
-    return images, shares if shares.ndim == 2 else torch.eye(count)  # RandomApply may leave it
 
 
 def mixes(components: Sequence[Mapping[str, Any]]) -> bool:

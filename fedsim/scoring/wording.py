@@ -20,7 +20,8 @@ def words_of(entry: dict[str, Any]) -> str:
         behind += f" ({entry['refused']} more did not upload, by their guards)"
     return {
         "LEAKS": f"{name} reconstructed the clients' pictures: {mean:.1f} dB on average, "
-        f"{closest(entry)} for the worst-hit client{against}; {behind}.{_which(entry)}{_untold(entry)}",
+        f"{closest(entry)} for the worst-hit client{against}; {behind}."
+        f"{_which(entry)}{_untold(entry)}",
         "PARTIAL": f"{name} learned more than a guess, {_extent(entry)}: {mean:.1f} dB on "
         f"average{against}; {behind}.{_which(entry)}{_untold(entry)}",
         "NOT RECOVERED": f"{name} did not recover the pictures at this budget: {mean:.1f} dB on "
