@@ -57,7 +57,7 @@ def columns() -> list[str]:
         *("round", "client", "attack", "threat", "trial", "image"),
         *METRICS,
         *("label_true", "label_recovered", "identified", "seconds", "loss", "canary", "picture"),
-        *(FLAT, FLAT_SSIM, "digest", CLAIMED, PSNR_ORIGINAL, SSIM_ORIGINAL),
+        *(PSNR_ORIGINAL, SSIM_ORIGINAL, FLAT, FLAT_SSIM, "digest", CLAIMED),
     ]
 
 
@@ -307,12 +307,12 @@ def _rows(
             "loss": result.loss,
             "canary": canary,
             "picture": numbers[image],
+            PSNR_ORIGINAL: original[0][image],
+            SSIM_ORIGINAL: original[1][image],
             FLAT: yardstick.flat[image],
             FLAT_SSIM: yardstick.flat_ssim[image],
             "digest": yardstick.digests[image],
             CLAIMED: pictures.claimed[image],
-            PSNR_ORIGINAL: original[0][image],
-            SSIM_ORIGINAL: original[1][image],
         }
         for image in range(len(labels))
     ]
