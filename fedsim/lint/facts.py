@@ -15,13 +15,14 @@ from torch import nn
 
 from fedsim.clients import images_of, shards_of
 from fedsim.core.anatomy import VitParts, batchnorm_names, head_names, vit_parts
+from fedsim.core.augment import check_augmentation
 from fedsim.core.defense import Defense
 from fedsim.core.epochs import steps_of_round
 from fedsim.core.errors import AttackError, DataError, ModelError
 from fedsim.core.knowledge import refuse_unplayed
 from fedsim.core.models import build_architecture, build_model
 from fedsim.core.spec import Spec
-from fedsim.defenses.applied import declared, prepared
+from fedsim.defenses.applied import declared, prepared, refuse_other_training
 from fedsim.lint.rehearsal import Rehearsal, rehearse
 
 SHALLOW = 2  # blocks of a ViT that are built
@@ -128,6 +129,8 @@ def gather(spec: Spec) -> Facts:
         NamedDefense(c.name, d) for c, d in zip(spec.defenses, declared(spec.defenses), strict=True)
     )
     classes, shard = _data(spec)
+    refuse_other_training(spec.train, [named.defense for named in named_defenses])
+    check_augmentation([one.model_dump() for one in spec.train.augment], spec.data.image_size)
     steps, images = _behind(spec, shard)
     model = _built(spec, classes or ASSUMED_CLASSES, [g.defense for g in named_defenses])
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -223,7 +226,8 @@ def _behind(spec: Spec, shard: int | None) -> tuple[int | None, int | None]:
         return None, None
     steps = steps_of_round(train.local_steps, train.local_epochs, shard or 0, train.step_size)
     drawn = steps * train.step_size
-    return steps, drawn if shard is None else min(drawn, shard)
+    # Augmented, a picture that is drawn again is another one.
+    return steps, drawn if shard is None or train.augment else min(drawn, shard)
 
 
 def _head(model: nn.Module, trained: set[str]) -> tuple[str, ...]:

@@ -150,7 +150,8 @@ class Stage:
         """Whether the labels of one step are read without a mistake; None without a head."""
         protocol = observation.public.protocol
         try:
-            labels = recover_labels(observation.update, self.model, len(truth), protocol=protocol)
+            seen = observation.update.widened()
+            labels = recover_labels(seen, self.model, len(truth), protocol=protocol)
         except AttackError:
             return None
         return labels.tolist() == truth.sort().values.tolist()

@@ -14,7 +14,7 @@ from fedsim.attacks import create_attack
 from fedsim.core.attack import needs_of
 from fedsim.core.knowledge import THREATS, granted_by
 from fedsim.core.spec import Upload
-from fedsim.lint import active
+from fedsim.lint import active, training
 from fedsim.lint.facts import ACTS, Facts, NamedDefense
 from fedsim.lint.findings import Finding, Severity
 from fedsim.lint.rehearsal import EXACT_DB
@@ -41,6 +41,7 @@ LOOSE, MEANINGLESS = 10.0, 100.0  # epsilon: little is promised; nothing is
 
 NAMES = {
     **active.NAMES,
+    **training.NAMES,
     "exact-inversion": "one picture, from the gradients of its positions and patches",
     "exact-inversion-fixed-positions": "one picture, although its positions are fixed",
     "layer-by-layer": "one picture, through a plain chain of layers",
@@ -448,6 +449,8 @@ RULES: tuple[Rule, ...] = (
     unrehearsed,
     active_server,
     active.guards_only_warn,
+    training.augmented,
+    training.idle_proximal,
 )
 
 
