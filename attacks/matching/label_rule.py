@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.labels import Rule, labels_left, recover_labels
-from fedsim.attacks.matching.problem import Problem, known_protocol
+from fedsim.attacks.matching.problem import Problem
 from fedsim.core.anatomy import head_names
 
 LabelRule = Rule | Literal["joint"]
@@ -39,7 +39,7 @@ class LabelParameters:
                 problem.model,
                 count,
                 self.labels,
-                protocol=known_protocol(view),
+                protocol=view.known_protocol(),
                 steps=len(problem.batches),
             )
         return labels.to(problem.device).expand(seeds, -1)

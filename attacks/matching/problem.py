@@ -50,7 +50,7 @@ class Problem:
     @property
     def loss(self) -> Loss:
         """The client's loss, where it is known; else plain cross-entropy."""
-        protocol = known_protocol(self.view)
+        protocol = self.view.known_protocol()
         return Loss() if protocol is None else protocol.loss
 
     @property
@@ -109,12 +109,6 @@ class ClientParameters:
         )
 
 
-def known_protocol(view: View) -> Protocol | None:
-    """How the client trains, where that is granted."""
-    knows = view.grants("optimizer") and view.grants("learning_rate")
-    return view.protocol() if knows else None
-
-
 def unrolled_protocol(view: View) -> Protocol:
     """The steps to unroll; a clipped gradient is the (negative) delta of one step of size one."""
     protocol = view.protocol()
@@ -169,7 +163,7 @@ def _batches(view: View, update: Update, size: int, pictures: int | None) -> lis
     if update.kind is Upload.GRADIENT or not view.grants("local_steps"):
         return [list(range(pictures or size))]
     steps, epochs = view.local_steps
-    protocol = known_protocol(view)
+    protocol = view.known_protocol()
     if epochs and protocol is not None and protocol.augment:
         count = samples_of_epoch(update.num_examples, epochs)
         each = epoch_rows(count, size)

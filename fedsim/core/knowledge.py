@@ -418,6 +418,11 @@ class View:
         training: Protocol = self._field("optimizer")
         return replace(training, lr=lr, mean=mean, std=std, mode=mode)
 
+    def known_protocol(self) -> Protocol | None:
+        """The client's whole protocol, where all of it is granted."""
+        wanted = ("optimizer", "learning_rate", "normalisation", "architecture")
+        return self.protocol() if all(map(self.grants, wanted)) else None
+
     def _field(self, name: str) -> Any:
         if name not in self._granted:
             raise NotGranted(

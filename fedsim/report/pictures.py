@@ -48,7 +48,7 @@ class Pair:
 
     @property
     def source(self) -> str | None:
-        """The client's own picture, where the model saw another; None where there is none to show."""
+        """The client's own picture, where the model saw another view of it and it may be shown."""
         return None if self.redacted or self.before is None else data_uri(self.before)
 
     @property

@@ -22,8 +22,8 @@ def test_a_view_of_a_picture_is_told_to_leak_as_the_picture_does() -> None:
 
 def test_several_views_of_one_picture_are_several_pictures() -> None:
     one = ["data.clients=512", "train.upload=delta", "train.local_epochs=3"]
-    assert linted(*one).facts["images"] == 1
-    assert linted(*one, "train.augment=[{name: RandAugment}]").facts["images"] == 3
+    assert linted(*one).facts.images == 1
+    assert linted(*one, "train.augment=[{name: RandAugment}]").facts.images == 3
 
 
 def test_a_proximal_term_of_one_step_is_told_to_do_nothing() -> None:

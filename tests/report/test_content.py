@@ -10,6 +10,7 @@ from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.files import write_json
 from fedsim.core.run import Run
 from fedsim.report import content
+from tests.conftest import small_spec
 from tests.report.conftest import BLIND, CLOSE, EXACT, Page, make_run
 
 
