@@ -34,7 +34,7 @@ class AprilClosed(ClosedForm):
     is known of the client's defenses; behind one unknown embedding (MJP) one token stands for all
     that are hidden, as in `patch_solve`."""
 
-    uses: ClassVar[frozenset[str]] = frozenset({"defenses"})
+    uses: ClassVar[frozenset[str]] = ClosedForm.uses | {"defenses"}
 
     adaptive: bool = True
 

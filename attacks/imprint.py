@@ -274,7 +274,10 @@ def _most_pictures(view: View) -> int:
         return view.batch_size
     steps, epochs = view.local_steps
     if epochs:
-        return max(view.batch_size, samples_of_epoch(view.update.num_examples, epochs))
+        protocol = view.known_protocol()
+        anew = protocol is not None and bool(protocol.augment)  # each epoch shows other views
+        passes = 1 if anew else epochs
+        return max(view.batch_size, samples_of_epoch(view.update.num_examples, passes))
     return view.batch_size * (steps or 1)
 
 

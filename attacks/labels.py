@@ -18,7 +18,8 @@ weights get mean_i (p_i - y_i) h_i^T, with h_i the features of sample i. From th
   sign each, else ``min``.
 
 The counts need the mean predictions p; they are those of the mean features, which are the
-least-squares solution of dW = db h^T.
+least-squares solution of dW = db h^T. What label smoothing and class weights make of this is in
+`class_shares`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedsim.attacks.class_shares import class_shares, is_bent, unsmoothed
+from fedsim.attacks.pulls import momentum_pull
 from fedsim.core.anatomy import head_names, vit_parts
+from fedsim.core.augment import mixes
 from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.knowledge import View
 from fedsim.core.learning import Protocol, Update
@@ -70,6 +74,13 @@ class _HeadUpdate:
         by_rank = {tensor.dim(): update.kind.sign * tensor.double().cpu() for tensor in uploaded}
         return cls(by_rank.get(2), by_rank.get(1))
 
+    def unsmoothed(self, protocol: Protocol, model: nn.Module) -> _HeadUpdate:
+        """As if no label had been smoothed, where both parts are there to tell."""
+        if self.weight is None or self.bias is None or not is_bent(protocol.loss):
+            return self
+        predictions = _predictions(self, model, self.bias, self.weight)
+        return _HeadUpdate(*unsmoothed(protocol.loss, predictions, self.weight, self.bias))
+
 
 def recover_labels(
     update: Update,
@@ -85,6 +96,9 @@ def recover_labels(
     ``protocol`` and ``steps`` are how the client trained, where the attacker knows it.
     """
     head = _HeadUpdate.of(update, model)
+    whole = head
+    if protocol is not None and update.kind is Upload.GRADIENT and protocol.clip is None:
+        head = head.unsmoothed(protocol, model)  # a delta is, once its steps are taken apart
     if rule == "auto":
         rule = _choose(head, update, protocol, count)
     if rule == "steps":
@@ -96,7 +110,7 @@ def recover_labels(
             raise AttackError("labels: bias needs the head's bias, which the update lacks.")
         if update.kind is Upload.DELTA or (protocol is not None and protocol.clip is not None):
             return labels_from_counts(head.bias, count)  # of unknown scale
-        return _labels_from_bias(head, model, count)
+        return _labels_from_bias(whole, model, count, protocol)
     if head.weight is None:
         raise AttackError(f"labels: {rule} needs the head's weight, which the update lacks.")
     if rule == "rows":
@@ -153,11 +167,19 @@ def _enough_classes(weight: Tensor, count: int) -> None:
         )
 
 
-def _labels_from_bias(head: _HeadUpdate, model: nn.Module, count: int) -> Tensor:
-    """Counts behind one gradient:  n = B (mean p - db)."""
+def _labels_from_bias(
+    head: _HeadUpdate, model: nn.Module, count: int, protocol: Protocol | None
+) -> Tensor:
+    """Counts behind one gradient:  n = B (mean p - db), under plain cross-entropy."""
     assert head.bias is not None
     start = _predictions(head, model, head.bias, head.weight)
-    return counted(start - head.bias, count, head.bias < 0)
+    return _counted_under(protocol or Protocol(), start, head.bias, count)
+
+
+def _counted_under(protocol: Protocol, predictions: Tensor, bias: Tensor, count: int) -> Tensor:
+    mixed = mixes(protocol.augment) and protocol.loss.soft == "mixed"
+    shares, present = class_shares(protocol.loss, predictions, bias, mixed=mixed)
+    return counted(shares, count, present)
 
 
 def _labels_from_steps(
@@ -179,12 +201,7 @@ def _labels_from_steps(
     along = [
         _predictions(head, model, step_bias, step_weight, share=k / steps) for k in range(steps)
     ]
-    return counted(torch.stack(along).mean(0) - step_bias, count, step_bias < 0)
-
-
-def momentum_pull(protocol: Protocol, steps: int) -> float:
-    """How many steps' worth of a constant gradient ``steps`` SGD steps with momentum move by."""
-    return sum((1 - protocol.momentum ** (k + 1)) / (1 - protocol.momentum) for k in range(steps))
+    return _counted_under(protocol, torch.stack(along).mean(0), step_bias, count)
 
 
 def _predictions(

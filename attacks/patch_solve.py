@@ -31,6 +31,7 @@ from fedsim.attacks.closed import (
     ridge_solve,
     uploaded,
 )
+from fedsim.attacks.pulls import kept_weight
 from fedsim.attacks.transformers import refuse_zeros, transformer_parts
 from fedsim.core.anatomy import VitParts
 from fedsim.core.attack import Progress
@@ -136,10 +137,7 @@ def _without_decay(
         return delta
     steps, epochs = view.local_steps
     samples = samples_of_epoch(view.update.num_examples, epochs) if epochs else 0
-    weight, memory = 1.0, 0.0
-    for _ in range(steps_of_round(steps, epochs, samples, view.batch_size)):
-        memory = protocol.momentum * memory + protocol.weight_decay * weight
-        weight -= protocol.lr * memory
+    weight = kept_weight(protocol, steps_of_round(steps, epochs, samples, view.batch_size))
     parameters = dict(model.named_parameters())
     return {
         name: tensor.double() - (weight - 1) * parameters[name].detach().double()

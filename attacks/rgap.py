@@ -109,7 +109,10 @@ class RGap(ClosedForm):
         if view.batch_size > 1:
             notes.append(f"underdetermined: {view.batch_size} images mix in one system")
         left = labels_left(view)
-        known = recover_labels(update, model, view.batch_size) if left is None else left
+        known = left
+        if known is None:
+            protocol = view.known_protocol()
+            known = recover_labels(update, model, view.batch_size, protocol=protocol)
         label = int(known[0])
         layers, fill = chain(model, side), None
         if self.generator != "none":

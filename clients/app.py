@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fedsim.clients.dealing import open_holding
 from fedsim.clients.shards import Drawn, Holding, draw_batches, simulated_holding
+from fedsim.clients.shown import shown
 from fedsim.core import wire
 from fedsim.core.coin import coin_of, drawn_secret, training_seed
 from fedsim.core.defense import Defense
@@ -24,12 +25,13 @@ from fedsim.core.files import read_json, write_json
 from fedsim.core.guard import Scene
 from fedsim.core.keyring import Key
 from fedsim.core.learning import Protocol, Trail, Update, batchnorm_buffers, learn, recall
+from fedsim.core.losses import balanced_weights, dominant
 from fedsim.core.models import build_architecture
 from fedsim.core.observation import update_checksum
 from fedsim.core.run import notice_path
 from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Spec
-from fedsim.core.vault import Truth, Vault, distinct
+from fedsim.core.vault import Truth, Vault
 from fedsim.defenses.applied import declared, prepared
 from fedsim.defenses.guards import create_guards
 from fedsim.defenses.guards.watch import guarded_before, inspected
@@ -117,7 +119,7 @@ def make_client_app(side_of: Callable[[Context], ClientSide]) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         with threads(1):
-            reply = _or_fault(lambda: _replied(train_client(*_asked(message, context, side_of))))
+            reply = _or_fault(lambda: _replied(_trained_by(message, context, side_of)))
         return Message(reply, reply_to=message)
 
     @app.evaluate()
@@ -158,11 +160,23 @@ class Refused(NamedTuple):
     words: str
 
 
+def _trained_by(
+    message: Message, context: Context, side_of: Callable[[Context], ClientSide]
+) -> Update | Refused:
+    asked, proximal = _asked(message, context, side_of), wire.proximal_of(message)
+    return train_client(*asked, proximal=proximal) if proximal else train_client(*asked)
+
+
 def train_client(
-    side: ClientSide, round_: int, client: int, weights: dict[str, Tensor]
+    side: ClientSide,
+    round_: int,
+    client: int,
+    weights: dict[str, Tensor],
+    *,
+    proximal: float = 0.0,
 ) -> Update | Refused:
     """One client's work in one round; what it learned from goes into its vault, and so does what
-    its guards found."""
+    its guards found. ``proximal`` is what the strategy asks for in its message (FedProx)."""
     spec, vault = side.spec, side.opened()
     device = resolve_device(spec.engine.device)
     cohort = spec.cohort(round_)
@@ -175,21 +189,29 @@ def train_client(
     holding = side.holding(client)
     model = _model(spec, holding, stored, weights, defenses, trail).to(device)
     secret = side.secret(round_, client)
-    drawn = side.drawn(round_, client, holding, secret)
-    images, labels, layout = distinct(drawn)
-    batches = [(pictures.to(device), targets.to(device)) for _, (pictures, targets) in drawn]
-    protocol = Protocol.of(spec.train, spec.data)
+    protocol = replace(Protocol.of(spec.train, spec.data, round_), proximal=proximal)
+    classes = len(holding.own.classes)
+    seen = shown(side.drawn(round_, client, holding, secret), protocol.augment, classes, secret)
+    batches = [(pictures.to(device), targets.to(device)) for pictures, targets in seen.batches]
+    weights_of_classes = _balance(protocol, holding, classes)
+    protocol = replace(protocol, loss=protocol.loss.balanced_by(weights_of_classes))
+    truth = Truth(
+        **seen.of_truth(),
+        defense_seed=secret,
+        trail=trail.entries,
+        class_weights=weights_of_classes,
+    )
     watch = inspected(
         create_guards(spec.guards),
         Scene(
-            round_, client, model, batches, protocol, guarded_before(stored), side.notices(round_)
+            *(round_, client, model, [(images, dominant(labels)) for images, labels in batches]),
+            *(protocol, guarded_before(stored), side.notices(round_)),
         )
         if spec.guards
         else None,
     )
     if watch.refusal is not None:
-        truth = Truth(images, labels, layout, secret, trail.entries, findings=watch.plain())
-        vault.write(round_, client, truth)
+        vault.write(round_, client, replace(truth, findings=watch.plain()))
         return Refused(watch.refusal)
     update = learn(
         model,
@@ -204,11 +226,17 @@ def train_client(
     if spec.train.batchnorm == "local":
         state = state | batchnorm_buffers(model)
     sent = update_checksum(update)
-    truth = Truth(
-        *(images, labels, layout, secret, trail.entries), update=sent, findings=watch.plain()
-    )
+    truth = replace(truth, trail=trail.entries, update=sent, findings=watch.plain())
     vault.write(round_, client, truth, state)
     return update
+
+
+def _balance(protocol: Protocol, holding: Holding, classes: int) -> tuple[float, ...]:
+    """The weights of the classes by this client's own samples, where the loss asks for them."""
+    if protocol.loss.weights != "balanced":
+        return ()
+    labels = torch.as_tensor(holding.own.labels, dtype=torch.long)
+    return balanced_weights(torch.bincount(labels, minlength=classes))
 
 
 def _notice(path: Path) -> str:

@@ -43,9 +43,11 @@ def check_shards(spec: Spec) -> None:
     """Refuse a spec whose batches do not fit its shards, before any round runs."""
     sizes = [len(shard) for shard in shards_of(spec.data, spec.seed)]
     smallest = int(np.argmin(sizes))
-    if spec.train.batch_size > sizes[smallest]:
+    size, train = spec.train.step_size, spec.train
+    if size > sizes[smallest]:
+        several = f" and train.accumulate {train.accumulate}" if train.accumulate > 1 else ""
         raise DataError(
-            f"train.batch_size is {spec.train.batch_size}, but client {smallest} holds only "
+            f"train.batch_size is {train.batch_size}{several}, but client {smallest} holds only "
             f"{sizes[smallest]} samples; use fewer clients, a smaller batch or an even partition."
         )
 
@@ -95,7 +97,7 @@ def draw_batches(
 
 
 def _steps(rows: np.ndarray, train: TrainSpec, coin: np.random.Generator) -> list[np.ndarray]:
-    size = train.batch_size
+    size = train.step_size
     if train.local_epochs:
         orders = [coin.permutation(rows) for _ in range(train.local_epochs)]
         return [order[step] for order in orders for step in epoch_rows(len(order), size)]

@@ -8,11 +8,14 @@ from typing import Any
 
 from torch import nn
 
+from fedsim.core.augment import mixes
 from fedsim.core.defense import Defense, Informed
+from fedsim.core.errors import SpecError
 from fedsim.core.learning import Update
+from fedsim.core.losses import Loss
 from fedsim.core.models import build_architecture
 from fedsim.core.observation import Public
-from fedsim.core.spec import Component, ModelSpec
+from fedsim.core.spec import Component, ModelSpec, TrainSpec
 from fedsim.defenses import create_defenses
 
 
@@ -50,10 +53,34 @@ def countered(
     update: Update, defenses: Iterable[Component | Mapping[str, Any]], model: nn.Module
 ) -> Informed:
     """The update after every declared defense was countered, the last one first."""
-    informed = Informed(update)
+    informed = Informed(update.widened())
     for defense in reversed(declared(defenses)):
         informed = defense.counter(informed, model)
     return informed
+
+
+def refuse_other_training(train: TrainSpec, defenses: Sequence[Defense]) -> None:
+    """Raise where a defense takes the place of a part of the training that a spec asks for: the
+    spec would say what nobody does."""
+    for defense in defenses:
+        if type(defense).batch_gradient is not Defense.batch_gradient:
+            asked = {
+                "train.loss": train.loss != Loss(),
+                "train.precision": train.precision != "float32",
+                "train.accumulate": train.accumulate > 1,
+                "train.augment with mixtures": mixes([a.model_dump() for a in train.augment]),
+            }
+            for key in (key for key, there in asked.items() if there):
+                raise SpecError(
+                    f"the defense {type(defense).__name__} computes gradients of its own, of plain "
+                    f"cross-entropy on single labels in float32, so {key} would do nothing; leave "
+                    f"one of the two out."
+                )
+    if train.upload_dtype != "float32" and hiding(defenses) is not None:
+        raise SpecError(
+            f"secure aggregation uploads whole numbers, so train.upload_dtype "
+            f"{train.upload_dtype} would do nothing; leave it out."
+        )
 
 
 def hiding(defenses: Sequence[Defense]) -> Defense | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from fedsim.core.anatomy import VitParts
 from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
+from fedsim.core.spec import Upload
 
 
 @dataclass
@@ -33,6 +35,8 @@ class ClosedForm(Attack, ABC):
 
     A batch of several pictures mixes in one system; the blend is then given once for each.
     """
+
+    uses: ClassVar[frozenset[str]] = frozenset({"optimizer", "learning_rate"})  # the client's loss
 
     @property
     def needs(self) -> frozenset[str]:
@@ -70,7 +74,9 @@ def _labels_beside(view: View, model: nn.Module, notes: list[str]) -> Tensor | N
     if (left := labels_left(view)) is not None:
         return left
     try:
-        return recover_labels(view.update, model, view.batch_size)
+        # Of a delta the steps would have to be known as well.
+        protocol = view.known_protocol() if view.update.kind is Upload.GRADIENT else None
+        return recover_labels(view.update, model, view.batch_size, protocol=protocol)
     except AttackError as error:
         notes.append(f"no labels: {error}")
         return None

@@ -21,7 +21,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.attacks.labels import momentum_pull
 from fedsim.attacks.manoeuvres.counting import (
     ONE,
     count_class,
@@ -53,6 +52,7 @@ from fedsim.attacks.manoeuvres.reading import (
     with_lone_head,
     without_head,
 )
+from fedsim.attacks.pulls import momentum_pull
 from fedsim.core.anatomy import batchnorm_names, head_names
 from fedsim.core.errors import AttackError, ModelError, SpecError
 from fedsim.core.learning import digest

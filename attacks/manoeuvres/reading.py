@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks.labels import momentum_pull, recover_labels
+from fedsim.attacks.labels import recover_labels
+from fedsim.attacks.pulls import momentum_pull, step_pulls
 from fedsim.core.anatomy import head_names
 from fedsim.core.epochs import epoch_rows, steps_of_round
 from fedsim.core.errors import AttackError
@@ -87,10 +88,7 @@ def answer_weights(seen: Sighting) -> tuple[float, float]:
     if public.local_epochs:
         sizes = [len(rows) for rows in epoch_rows(samples, size)] * epochs
     whole = momentum_pull(protocol, steps)
-    pulls = [  # of the first step the most: all that follow carry it on
-        momentum_pull(protocol, left) - momentum_pull(protocol, left - 1)
-        for left in range(steps, 0, -1)
-    ]
+    pulls = step_pulls(protocol, steps)
     weights = [
         epochs * samples * pull / (own * whole) for pull, own in zip(pulls, sizes, strict=True)
     ]

@@ -59,6 +59,7 @@ class DerivativeParameters:
                 "precision": self.precision,
                 "compiled": self.compiled and way == "first_order",
                 "features": prior,
+                "loss": problem.loss,
             }
             return _simulated(problem, target, objective, options)
 

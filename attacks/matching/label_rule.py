@@ -34,13 +34,12 @@ class LabelParameters:
         elif left is not None and len(left) == count:
             labels = left
         else:
-            knows = view.grants("optimizer") and view.grants("learning_rate")
             labels = recover_labels(
                 problem.update,
                 problem.model,
                 count,
                 self.labels,
-                protocol=view.protocol() if knows else None,
+                protocol=view.known_protocol(),
                 steps=len(problem.batches),
             )
         return labels.to(problem.device).expand(seeds, -1)

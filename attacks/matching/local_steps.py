@@ -68,14 +68,16 @@ class UnrolledMatcher(Matcher):
         state = {n: p.detach() for n, p in self.model.named_parameters()}
         theta = [w.detach().clone().requires_grad_(True) for w in self.weights]
         first = list(theta)
-        memory = OptimizerMemory(self.protocol)
+        memory = OptimizerMemory(self.protocol, len(self.batches))
         for rows in self.batches:
             named = state | dict(zip(self.names, theta, strict=True)) | buffers
             with self._casting():
-                loss = classification_loss(functional_call(self.model, named, (x[rows],)), y[rows])
+                logits = functional_call(self.model, named, (x[rows],))
+                loss = classification_loss(logits, y[rows], self.loss)
             gradients = filled(
                 torch.autograd.grad(loss, theta, create_graph=True, allow_unused=True), theta
             )
+            gradients = self._pulled_back(gradients, theta, first)
             theta = memory.step(theta, clipped(gradients, self.protocol.clip))
         delta = [theta[i] - first[i] for i in self.matched]
         with torch.no_grad():
@@ -85,19 +87,16 @@ class UnrolledMatcher(Matcher):
         return self._match(distance.value[0], filled(derivatives, searched), like)
 
     def _first_order(self, x: Tensor, y: Tensor, searched: list[Tensor], like: Tensor) -> Match:
-        lr, momentum, decay = (
-            self.protocol.lr,
-            self.protocol.momentum,
-            self.protocol.weight_decay,
-        )
+        momentum, decay = self.protocol.momentum, self.protocol.weight_decay
         steps = []
-        memory = OptimizerMemory(self.protocol)
+        memory = OptimizerMemory(self.protocol, len(self.batches))
         theta = [w.detach().clone() for w in self.weights]
         for rows in self.batches:
             self.tape.record()
             gradients, inner = self._pass(theta, x, y, rows, searched)
-            steps.append((rows, theta, gradients, inner, self.tape.choices))
-            theta = memory.step(theta, clipped(gradients, self.protocol.clip))
+            whole = self._pulled_back(gradients, theta, self.start)
+            steps.append((rows, theta, gradients, whole, inner, self.tape.choices))
+            theta = memory.step(theta, clipped(whole, self.protocol.clip))
         with torch.no_grad():
             delta = [(theta[i] - self.start[i])[None] for i in self.matched]
             distance = self.objective(delta, self.target)
@@ -106,9 +105,10 @@ class UnrolledMatcher(Matcher):
             on_theta[i] = v[0]
         on_memory = [torch.zeros_like(w) for w in on_theta]
         derivatives = [torch.zeros_like(s) for s in searched]
-        for rows, theta, gradients, inner, choices in reversed(steps):
+        backwards = zip(reversed(steps), reversed(memory.rates), strict=True)
+        for (rows, theta, gradients, whole, inner, choices), lr in backwards:
             on_memory = [m.add(t, alpha=-lr) for m, t in zip(on_memory, on_theta, strict=True)]
-            on_gradient = _clipped_adjoint(on_memory, gradients, self.protocol.clip)
+            on_gradient = _clipped_adjoint(on_memory, whole, self.protocol.clip)
             on_theta = [t.add(m, alpha=decay) for t, m in zip(on_theta, on_memory, strict=True)]
             on_memory = [m * momentum for m in on_memory]
             e = self.step / norm_of([g[None] for g in on_gradient]).clamp(min=1e-30)
@@ -119,9 +119,23 @@ class UnrolledMatcher(Matcher):
                 t + (after - before) / e
                 for t, after, before in zip(on_theta, shifted, gradients, strict=True)
             ]
+            on_theta = self._pulled_back(on_theta, on_gradient)
             for total, after, before in zip(derivatives, shifted_inner, inner, strict=True):
                 total += (after - before) / e
         return self._match(distance.value[0], derivatives, like)
+
+    def _pulled_back(
+        self,
+        gradients: Sequence[Tensor],
+        theta: Sequence[Tensor],
+        start: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        """Gradients with FedProx's pull back to the ``start``, or the transpose of that pull."""
+        strength = self.protocol.proximal
+        if not strength:
+            return list(gradients)
+        away = theta if start is None else [t - s for t, s in zip(theta, start, strict=True)]
+        return [g + strength * a for g, a in zip(gradients, away, strict=True)]
 
     def _pass(
         self, theta: Sequence[Tensor], x: Tensor, y: Tensor, rows: list[int], searched: list[Tensor]
@@ -130,7 +144,7 @@ class UnrolledMatcher(Matcher):
         with torch.no_grad():
             for weight, value in zip(self.weights, theta, strict=True):
                 weight.copy_(value)
-        loss = classification_loss(self.model(x[rows]), y[rows])
+        loss = classification_loss(self.model(x[rows]), y[rows], self.loss)
         wanted = [*self.weights, *searched]
         gradients = filled(torch.autograd.grad(loss, wanted, allow_unused=True), wanted)
         with torch.no_grad():
@@ -197,24 +211,35 @@ class PathMatcher(GradientMatcher):
 class OptimizerMemory:
     """The client's optimiser on lists of tensors, differentiable: what `torch.optim` does."""
 
-    def __init__(self, protocol: Protocol):
-        self.protocol = protocol
+    def __init__(self, protocol: Protocol, steps: int = 1):
+        self.protocol, self.rates = protocol, protocol.rates(steps)
         self.first: list[Tensor] = []
         self.second: list[Tensor] = []
         self.count = 0
 
     def step(self, theta: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
         p, self.count = self.protocol, self.count + 1
-        if p.optimizer == "adamw":
-            return self._adamw(theta, gradients)
+        if p.optimizer != "sgd":
+            return self._adaptive(theta, gradients)
         moves = [g + p.weight_decay * t for g, t in zip(gradients, theta, strict=True)]
         if self.first:
             moves = [p.momentum * m + d for m, d in zip(self.first, moves, strict=True)]
         self.first = moves
-        return [t - p.lr * m for t, m in zip(theta, moves, strict=True)]
+        lr = self.rate
+        return [t - lr * m for t, m in zip(theta, moves, strict=True)]
 
-    def _adamw(self, theta: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
-        p, (one, two), tiny = self.protocol, (0.9, 0.999), 1e-8
+    @property
+    def rate(self) -> float:
+        """Of the step that is taken; after the last announced one, that one's."""
+        return self.rates[min(self.count, len(self.rates)) - 1]
+
+    def _adaptive(self, theta: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Adam, whose weight decay is a part of the gradient, and AdamW, whose is not."""
+        p, tiny, lr = self.protocol, 1e-8, self.rate
+        (one, two), decay = p.betas, p.weight_decay
+        if p.optimizer == "adam":
+            gradients = [g + decay * t for g, t in zip(gradients, theta, strict=True)]
+            decay = 0.0
         zero = [torch.zeros_like(t) for t in theta]
         self.first = [
             one * m + (1 - one) * g for m, g in zip(self.first or zero, gradients, strict=True)
@@ -224,8 +249,7 @@ class OptimizerMemory:
         ]
         mean, spread = 1 - one**self.count, 1 - two**self.count
         return [
-            t * (1 - p.lr * p.weight_decay)
-            - p.lr * (m / mean) / ((s / spread).clamp(min=1e-24).sqrt() + tiny)
+            t * (1 - lr * decay) - lr * (m / mean) / ((s / spread).clamp(min=1e-24).sqrt() + tiny)
             for t, m, s in zip(theta, self.first, self.second, strict=True)
         ]
 

@@ -19,14 +19,13 @@ import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from timm.layers import DropPath, PatchDropout
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -35,6 +34,7 @@ from fedsim.attacks.matching.priors import FeaturePrior
 from fedsim.attacks.matching.smooth_modules import as_matrix, tape_kinks
 from fedsim.core.anatomy import found_in
 from fedsim.core.errors import AttackError
+from fedsim.core.losses import Loss
 
 Way = Literal["first_order", "double"]
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
@@ -80,6 +80,7 @@ class Matcher(ABC):
     features: FeaturePrior | None = None
     compiled: bool = False
     step: float = STEP
+    loss: Loss = field(default_factory=Loss)  # the client's, as far as it is known
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -205,7 +206,7 @@ class GradientMatcher(Matcher):
         x, y, searched = self._leaves(images, labels)
         with twice_differentiable(self.model), _listening(self.features, self.model):
             with self._casting():
-                loss = classification_loss(self.run(x), y)
+                loss = classification_loss(self.run(x), y, self.loss)
             graph = torch.autograd.grad(loss, self.weights, create_graph=True, allow_unused=True)
             gradients = filled(graph, self.weights)
             with torch.no_grad():
@@ -222,7 +223,7 @@ class GradientMatcher(Matcher):
         assert self.probe is not None
         x, y, searched = self._leaves(images, labels)
         self.tape.record()
-        loss = classification_loss(self.run(x), y)
+        loss = classification_loss(self.run(x), y, self.loss)
         unshifted = torch.autograd.grad(loss, [*self.weights, *searched], allow_unused=True)
         gradients = filled(unshifted[: len(self.weights)], self.weights)
         with torch.no_grad():
@@ -231,7 +232,7 @@ class GradientMatcher(Matcher):
             self._displace(distance, e)
         self.probe_tape.replay(self.tape.choices)
         with _listening(self.features, self.probe):
-            loss = classification_loss(self.run_probe(x), y)
+            loss = classification_loss(self.run_probe(x), y, self.loss)
             penalty = self.features.penalty() if self.features else None
             if penalty is not None:  # in the same pass: scaled by e, so that dividing restores it
                 loss = loss + e * penalty
@@ -274,7 +275,7 @@ class GradientMatcher(Matcher):
 
         def loss(weights: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
             state = fixed | dict(zip(self.target.names, weights, strict=True))
-            return classification_loss(functional_call(self.model, state, (x,)), y)
+            return classification_loss(functional_call(self.model, state, (x,)), y, self.loss)
 
         searched = (1, 2) if soft else (1,)
         weights = [w.detach() for w in self.weights]
@@ -297,11 +298,13 @@ class GradientMatcher(Matcher):
         return self._match(distance.value, derivatives, like)
 
 
-def classification_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy to classes (B,) or to soft labels given by their logits (B, C)."""
+def classification_loss(logits: Tensor, labels: Tensor, loss: Loss | None = None) -> Tensor:
+    """The client's loss to classes (B,) or to soft labels given by their logits (B, C)."""
+    loss = loss or Loss()
     if labels.is_floating_point():
-        return F.cross_entropy(logits.to(labels.dtype), labels.softmax(-1))
-    return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels)
+        whole = replace(loss, soft="mixed")  # the dominant class alone has no derivative
+        return whole(logits.to(labels.dtype), labels.softmax(-1))
+    return loss(logits if logits.dtype == torch.float64 else logits.float(), labels)
 
 
 def norm_of(layers: Sequence[Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from fedsim.core.epochs import epoch_rows, samples_of_epoch
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.learning import Protocol, Update
+from fedsim.core.losses import Loss
 from fedsim.core.spec import Upload
 
 Simulation = Literal["single", "unroll", "surrogate"]
@@ -45,6 +46,12 @@ class Problem:
     def clipped(self) -> bool:
         """Whether this is the gradient of a client that clips, simulated as a step of its own."""
         return self.local == "unroll" and self.update.kind is Upload.GRADIENT
+
+    @property
+    def loss(self) -> Loss:
+        """The client's loss, where it is known; else plain cross-entropy."""
+        protocol = self.view.known_protocol()
+        return Loss() if protocol is None else protocol.loss
 
     @property
     def box(self) -> tuple[Tensor, Tensor]:
@@ -150,11 +157,17 @@ def _batches(view: View, update: Update, size: int, pictures: int | None) -> lis
     """Which images each local step used, as the protocol lets one assume.
 
     Epochs go over the same images each time (in an order that only the client knows; ours is
-    fixed); plain steps take new ones each time, unless ``pictures`` says there are fewer.
+    fixed), augmented ones over new views of them; plain steps take new ones each time, unless
+    ``pictures`` says there are fewer.
     """
     if update.kind is Upload.GRADIENT or not view.grants("local_steps"):
         return [list(range(pictures or size))]
     steps, epochs = view.local_steps
+    protocol = view.known_protocol()
+    if epochs and protocol is not None and protocol.augment:
+        count = samples_of_epoch(update.num_examples, epochs)
+        each = epoch_rows(count, size)
+        return [[e * count + row for row in rows] for e in range(epochs) for rows in each]
     if epochs:
         count = pictures or samples_of_epoch(update.num_examples, epochs)
         return [list(rows) for rows in epoch_rows(count, size)] * epochs

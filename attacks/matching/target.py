@@ -9,10 +9,10 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks.labels import momentum_pull
 from fedsim.attacks.matching.layers import Blocks, Part, select
 from fedsim.attacks.matching.objectives import Objective, Target, is_scale_free
 from fedsim.attacks.matching.problem import Problem
+from fedsim.attacks.pulls import momentum_pull
 from fedsim.core.errors import AttackError
 from fedsim.core.spec import Upload
 

@@ -17,9 +17,11 @@ from fedsim.campaign.jobs import Job, LessonJob
 from fedsim.campaign.surrogate import check_surrogate, find_surrogate, same_data
 from fedsim.clients import check_shards, images_of
 from fedsim.core.attack import BASELINE, lessons_needed, needs_of, reads_traffic, traits_of
+from fedsim.core.augment import check_augmentation
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import AttackError, ModelError, NotGranted, SpecError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by, refuse_unplayed
+from fedsim.core.losses import refuse_other_classes
 from fedsim.core.manoeuvre import Manoeuvre
 from fedsim.core.models import build_model
 from fedsim.core.observation import Public
@@ -27,7 +29,7 @@ from fedsim.core.prior_networks import load_prior
 from fedsim.core.run import Run, lesson_path
 from fedsim.core.seal import sealed
 from fedsim.core.spec import Component, Spec
-from fedsim.defenses.applied import declared, prepared
+from fedsim.defenses.applied import declared, prepared, refuse_other_training
 from fedsim.defenses.guards import create_guards
 from fedsim.federation.active import ActiveServer
 from fedsim.federation.aggregation import create_strategy, masking
@@ -64,12 +66,15 @@ def prepare(spec: Spec, classes: int | None = None, *, willing: bool = False) ->
     for _, component in labelled_attacks(spec):
         check_needs(component, spec)
     defenses = declared(spec.defenses)
+    refuse_other_training(spec.train, defenses)
+    check_augmentation([one.model_dump() for one in spec.train.augment], spec.data.image_size)
     create_strategy(spec)
     resolve_device(spec.engine.device)
     at_hand = classes is None
     if classes is None:
         classes = len(images_of(spec.data, "train").classes)
         check_shards(spec)
+    refuse_other_classes(spec.train.loss, classes)
     check_surrogate(spec, victims(spec), at_hand=at_hand)
     _check_prior(spec)
     for _, component in labelled_attacks(spec):

@@ -82,7 +82,7 @@ def isolated_in(observation: Observation, granted: frozenset[str]) -> Isolated |
     public = observation.public
     alone = replace(public, batch_size=public.batch_size // observation.summed)
     seen = Sighting(
-        *(observation.round, observation.client, observation.weights, observation.update),
+        *(observation.round, observation.client, observation.weights, observation.update.widened()),
         about=observation.chosen.about,
         model=partial(announced, public),
         public=alone,

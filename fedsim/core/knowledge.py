@@ -37,7 +37,7 @@ FIELDS: dict[str, str] = {
     "image_size": "the side of the client's images",
     "normalisation": "mean and standard deviation of the input normalisation",
     "batch_size": "how many images stand behind one gradient",
-    "optimizer": "optimiser, momentum, weight decay and clipping of the local training",
+    "optimizer": "how the client trains: optimiser, schedule, loss, augmentation, numbers",
     "learning_rate": "the local learning rate",
     "local_steps": "how many local steps or epochs the client takes",
     "defenses": "the defenses the client declares",
@@ -232,7 +232,7 @@ class View:
         public, protocol = observation.public, observation.public.protocol
         chosen = observation.chosen
         known: dict[str, Any] = {
-            "update": isolated.update if isolated is not None else observation.update,
+            "update": (isolated or observation).update.widened(),
             "weights": observation.weights,
             "architecture": (announced.model, protocol.mode),
             "image_size": public.image_size,
@@ -417,6 +417,11 @@ class View:
         _, mode = self._field("architecture")
         training: Protocol = self._field("optimizer")
         return replace(training, lr=lr, mean=mean, std=std, mode=mode)
+
+    def known_protocol(self) -> Protocol | None:
+        """The client's whole protocol, where all of it is granted."""
+        wanted = ("optimizer", "learning_rate", "normalisation", "architecture")
+        return self.protocol() if all(map(self.grants, wanted)) else None
 
     def _field(self, name: str) -> Any:
         if name not in self._granted:

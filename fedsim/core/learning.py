@@ -15,23 +15,28 @@ from typing import Any, Literal, assert_never
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedsim.core.anatomy import batchnorm_names
 from fedsim.core.defense import Defense
 from fedsim.core.errors import FedsimError
+from fedsim.core.losses import Loss
+from fedsim.core.optimizers import Betas, OptimizerName, Schedule, create_optimizer
+from fedsim.core.precision import Precision, autocast, gradients, stored, widened
 from fedsim.core.spec import DataSpec, TrainSpec, Upload
 
-Batch = tuple[Tensor, Tensor]  # images (B, 3, H, W) in [0, 1], labels (B,)
+# Images (B, 3, H, W) in [0, 1]; labels (B,), or (B, C) where each is a mixture of classes.
+Batch = tuple[Tensor, Tensor]
 Colour = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a client learns, as far as the update depends on it."""
+    """How a client learns in one round, as far as the update depends on it. ``micro``: the pictures
+    of one backward pass, where a step accumulates several; ``augment``: what pictures go through
+    before they are learned from, which happens before `learn`."""
 
     upload: Upload = Upload.GRADIENT
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: OptimizerName = "sgd"
     lr: float = 0.05
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -40,16 +45,24 @@ class Protocol:
     batchnorm: Literal["shared", "local"] = "shared"
     mean: Colour = (0.5, 0.5, 0.5)
     std: Colour = (0.5, 0.5, 0.5)
+    betas: Betas = (0.9, 0.999)
+    schedule: Schedule = field(default_factory=Schedule)
+    proximal: float = 0.0
+    micro: int | None = None
+    loss: Loss = field(default_factory=Loss)
+    augment: tuple[dict[str, Any], ...] = ()
+    precision: Precision = "float32"
+    upload_dtype: Precision = "float32"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "upload", Upload(self.upload))
 
     @classmethod
-    def of(cls, train: TrainSpec, data: DataSpec) -> Protocol:
+    def of(cls, train: TrainSpec, data: DataSpec, round_: int = 1) -> Protocol:
         return cls(
             upload=train.upload,
             optimizer=train.optimizer,
-            lr=train.lr,
+            lr=train.rate(round_),
             momentum=train.momentum,
             weight_decay=train.weight_decay,
             clip=train.clip,
@@ -57,7 +70,19 @@ class Protocol:
             batchnorm=train.batchnorm,
             mean=data.mean,
             std=data.std,
+            betas=train.betas,
+            schedule=train.schedule,
+            proximal=train.proximal,
+            micro=train.batch_size if train.accumulate > 1 else None,
+            loss=train.loss,
+            augment=tuple(one.model_dump(mode="json") for one in train.augment),
+            precision=train.precision,
+            upload_dtype=train.upload_dtype,
         )
+
+    def rates(self, steps: int) -> list[float]:
+        """The learning rate of each local step."""
+        return [self.lr * self.schedule.share(at, steps) for at in range(steps)]
 
     def normalise(self, images: Tensor) -> Tensor:
         """Images in [0, 1] as the model takes them."""
@@ -86,6 +111,12 @@ class Update:
         groups = (self.tensors, self.buffers)
         return sum(t.numel() * t.element_size() for group in groups for t in group.values())
 
+    def widened(self) -> Update:
+        """The same in float32 where it was uploaded in half of it: what attacks compute with."""
+        tensors = widened(self.tensors)
+        same = all(tensors[name] is tensor for name, tensor in self.tensors.items())
+        return self if same else replace(self, tensors=tensors)
+
     def is_finite(self) -> bool:
         # numpy: ten times faster than torch's two passes over many small tensors on a CPU
         return all(
@@ -100,7 +131,8 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     total = hashlib.sha256()
     for name in sorted(tensors):
         total.update(name.encode())
-        total.update(tensors[name].detach().cpu().contiguous().numpy().tobytes())
+        numbers = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        total.update(numbers.numpy().tobytes())  # as bytes: numpy has not every type
     return total.hexdigest()
 
 
@@ -148,7 +180,8 @@ def learn(
     seed: int = 0,
     trail: Trail | None = None,
 ) -> Update:
-    """Train ``model`` in place, one step per batch, and return the update.
+    """Train ``model`` in place, one step per batch, and return the update. The batches are as the
+    model sees them, augmented already.
 
     ``rng`` is the client's secret, for its defenses; ``seed`` is that of the training itself, for
     dropout. A gradient upload takes exactly one batch.
@@ -158,7 +191,8 @@ def learn(
     model.train(protocol.mode == "train")
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     before = {n: p.detach().clone() for n, p in trained.items()}
-    optimizer = _optimizer(trained, protocol)
+    optimizer, batches = _optimizer(trained, protocol), list(batches)
+    rates = protocol.rates(len(batches))
     gradient: dict[str, Tensor] = {}
     examples, loss_sum = 0, 0.0
 
@@ -173,13 +207,13 @@ def learn(
                 if step == 0:
                     trail.note(defense, "batch", _payload(*shown), _payload(images, labels))
             normalised = protocol.normalise(images)
-            loss = F.cross_entropy(model(normalised), labels)
-            gradient = _gradient(_whole(loss, model, defenses), trained)
+            gradient, loss = _gradient(model, normalised, labels, trained, protocol, defenses)
             for defense in defenses:
                 other = defense.batch_gradient(model, normalised, labels, rng)
                 if other is not None:
                     trail.note(defense, "gradient", gradient, other)
                     gradient = other
+            _pull_back(gradient, trained, before, protocol.proximal)
             _clip(gradient, protocol.clip)
             for defense in defenses:
                 protected = defense.protect_gradient(gradient, rng)
@@ -187,10 +221,12 @@ def learn(
                     trail.note(defense, "gradient", gradient, protected)
                 gradient = protected
             examples += len(labels)
-            loss_sum += float(loss.detach()) * len(labels)
+            loss_sum += loss * len(labels)
             if optimizer is not None:
                 for name, parameter in trained.items():
                     parameter.grad = gradient.get(name)
+                for group in optimizer.param_groups:
+                    group["lr"] = rates[step]
                 optimizer.step()
     if not examples:
         raise FedsimError("a client has no batch to learn from.")
@@ -208,7 +244,8 @@ def learn(
             for name, tensor in defense.keep_back(update, protected_update).items():
                 trail.kept_back[f"{kept_by(defense)}{name}"] = tensor.detach()
         update = protected_update
-    return replace(update, tensors={n: t.detach() for n, t in update.tensors.items()})
+    tensors = {n: t.detach() for n, t in update.tensors.items()}
+    return replace(update, tensors=stored(tensors, protocol.upload_dtype))
 
 
 def kept_by(defense: Defense) -> str:
@@ -245,12 +282,45 @@ def _payload(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     return {"images": images, "labels": labels}
 
 
-def _gradient(loss: Tensor, trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(parameter) if grad is None else grad
-        for (name, parameter), grad in zip(trained.items(), grads, strict=True)
-    }
+def _gradient(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    trained: Mapping[str, nn.Parameter],
+    protocol: Protocol,
+    defenses: Sequence[Defense],
+) -> tuple[dict[str, Tensor], float]:
+    """The gradient of one step (images normalised) and its loss: the mean over the batches that it
+    accumulates, each with a backward pass of its own."""
+    size, weights = protocol.micro or max(1, len(labels)), list(trained.values())
+    parts = list(zip(images.split(size), labels.split(size), strict=True))
+    total: dict[str, Tensor] = {}
+    loss_sum = 0.0
+    for some, classes in parts:
+        with autocast(protocol.precision, some.device):
+            logits = model(some)
+        loss = protocol.loss(logits, classes)
+        whole = _whole(loss, model, defenses)
+        found = gradients(whole, weights, protocol.precision)
+        for (name, parameter), gradient in zip(trained.items(), found, strict=True):
+            gradient = torch.zeros_like(parameter) if gradient is None else gradient
+            total[name] = total[name] + gradient if name in total else gradient
+        loss_sum += float(loss.detach())
+    if len(parts) > 1:
+        total = {name: gradient / len(parts) for name, gradient in total.items()}
+    return total, loss_sum / len(parts)
+
+
+def _pull_back(
+    gradient: dict[str, Tensor],
+    trained: Mapping[str, Tensor],
+    before: Mapping[str, Tensor],
+    strength: float,
+) -> None:
+    """Add the gradient of  mu/2 ||w - w_global||^2, FedProx's term (Li et al. 2020, Eq. 2)."""
+    if strength:
+        for name, weight in trained.items():
+            gradient[name] = gradient[name] + strength * (weight.detach() - before[name])
 
 
 def _clip(gradient: dict[str, Tensor], limit: float | None) -> None:
@@ -272,9 +342,13 @@ def _optimizer(
         case Upload.GRADIENT:
             return None
         case Upload.DELTA:
-            options: dict[str, Any] = {"lr": protocol.lr, "weight_decay": protocol.weight_decay}
-            if protocol.optimizer == "adamw":
-                return torch.optim.AdamW(trained.values(), **options)
-            return torch.optim.SGD(trained.values(), momentum=protocol.momentum, **options)
+            return create_optimizer(
+                trained.values(),
+                protocol.optimizer,
+                lr=protocol.lr,
+                momentum=protocol.momentum,
+                betas=protocol.betas,
+                weight_decay=protocol.weight_decay,
+            )
         case other:
             assert_never(other)

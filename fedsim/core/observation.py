@@ -46,15 +46,15 @@ class Public:
     defenses: list[dict[str, Any]]  # as declared
 
     @classmethod
-    def of(cls, spec: Spec, num_classes: int) -> Public:
+    def of(cls, spec: Spec, num_classes: int, round_: int = 1) -> Public:
         return cls(
             architecture=spec.model.model_dump(mode="json"),
             num_classes=num_classes,
             image_size=spec.data.image_size,
-            batch_size=spec.train.batch_size,
+            batch_size=spec.train.step_size,
             local_steps=spec.train.local_steps or (None if spec.train.local_epochs else 1),
             local_epochs=spec.train.local_epochs,
-            protocol=Protocol.of(spec.train, spec.data),
+            protocol=Protocol.of(spec.train, spec.data, round_),
             defenses=[d.model_dump(mode="json") for d in spec.defenses],
         )
 
@@ -102,14 +102,16 @@ class Observation:
 
 def most_pictures(public: Public, num_examples: int) -> int:
     """Those of one batch behind a gradient, of every step behind a delta; where a client goes over
-    all it has, as many as it says it learned from in an epoch."""
+    all it has, as many as it says it learned from in an epoch, or in all epochs where each shows a
+    picture anew (augmented)."""
     batch = public.batch_size
     match public.protocol.upload:
         case Upload.GRADIENT:
             return batch
         case Upload.DELTA:
             if public.local_epochs:
-                return max(batch, -(-num_examples // public.local_epochs))
+                epochs = 1 if public.protocol.augment else public.local_epochs
+                return max(batch, -(-num_examples // epochs))
             return batch * (public.local_steps or 1)
         case other:
             assert_never(other)
@@ -303,7 +305,7 @@ def refuse_foreign(path: Path, spec: Spec, classes: int | None = None) -> None:
             f"not {brief(spec.cohort(about.round))} as the run's spec says."
         )
     found = _told_alike(public)
-    expected = _told_alike(Public.of(spec, classes or public.num_classes))
+    expected = _told_alike(Public.of(spec, classes or public.num_classes, about.round))
     for name, value in expected.items():
         if found[name] != value:
             raise ForeignObservationError(

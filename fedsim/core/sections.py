@@ -8,6 +8,9 @@ from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedsim.core.losses import Loss
+from fedsim.core.optimizers import Betas, OptimizerName, Schedule
+from fedsim.core.precision import Precision
 from fedsim.core.text import brief
 
 Positive = Annotated[int, Field(ge=1)]
@@ -89,6 +92,14 @@ class ModelSpec(Section):
         return self
 
 
+class AugmentSpec(BaseModel):
+    """A transform of torchvision's: its name, and the parameters that its constructor takes."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+
 class TrainSpec(Section):
     """The federated protocol: what the server announces and every client follows."""
 
@@ -97,12 +108,20 @@ class TrainSpec(Section):
     batch_size: Positive = 1
     local_steps: Positive | None = None  # null: one, unless local_epochs says otherwise
     local_epochs: Positive | None = None
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    accumulate: Positive = 1  # batches of batch_size behind one step
+    optimizer: OptimizerName = "sgd"
     lr: Annotated[float, Field(gt=0)] = 0.05
+    schedule: Schedule = Schedule()  # of the learning rate over the local steps of a round
+    round_schedule: Schedule = Schedule()  # and over the rounds
+    betas: Betas = (0.9, 0.999)  # of adam and adamw
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Annotated[float, Field(gt=0)] | None = None  # global l2 norm of each gradient
+    loss: Loss = Loss()
+    augment: list[AugmentSpec] = []
+    precision: Precision = "float32"  # of a forward pass (autocast); weights stay in float32
     upload: Upload = Upload.GRADIENT
+    upload_dtype: Precision = "float32"
     batchnorm: Literal["shared", "local"] = "shared"
     mode: Literal["train", "eval"] = "train"
     strategy: str = "FedAvg"
@@ -121,9 +140,24 @@ class TrainSpec(Section):
         if self.upload is Upload.GRADIENT:
             if (self.local_steps or 1) * (self.local_epochs or 1) > 1:
                 raise ValueError("a gradient upload is one step; use upload: delta for several")
-            if self.optimizer != "sgd" or self.momentum:
+            if self.optimizer != "sgd" or self.momentum or self.schedule.name != "constant":
                 raise ValueError("a gradient upload has no local optimizer; use upload: delta")
         return self
+
+    @property
+    def step_size(self) -> int:
+        """Pictures behind one step."""
+        return self.batch_size * self.accumulate
+
+    @property
+    def proximal(self) -> float:
+        """How strongly the strategy asks its clients to stay near the weights they received."""
+        mu = self.strategy_options.get("proximal_mu", 0.0) if self.strategy == "FedProx" else 0.0
+        return float(mu) if isinstance(mu, int | float) else 0.0
+
+    def rate(self, round_: int) -> float:
+        """The learning rate with which a round begins."""
+        return self.lr * self.round_schedule.share(round_ - 1, self.rounds)
 
 
 class Component(BaseModel):

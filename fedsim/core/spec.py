@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import numpy as np
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic.fields import FieldInfo
 
 from fedsim.core.documents import MOST_BYTES, read_yaml
 from fedsim.core.errors import SpecError, did_you_mean
@@ -264,7 +266,7 @@ def _explain(error: ValidationError) -> str:
     location = [part for part in first["loc"] if part != "function-after"]
     key = ".".join(str(part) for part in location)
     more = f" ({error.error_count() - 1} more after this one)" if error.error_count() > 1 else ""
-    if first["type"] == "extra_forbidden":
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         valid = _keys_at(location[:-1])
         hint = did_you_mean(str(location[-1]), valid)
         return f"unknown key '{key}'{hint}; allowed here: {', '.join(valid)}.{more}"
@@ -282,16 +284,25 @@ def _explain(error: ValidationError) -> str:
 
 def _keys_at(location: Iterable[Any]) -> list[str]:
     """The keys a section allows, found by walking the models along ``location``."""
-    model: type[BaseModel] = Spec
+    model: type = Spec
     for part in location:
-        if not isinstance(part, str) or part not in model.model_fields:
-            continue
-        model = _section_of(model.model_fields[part].annotation) or model
-    return list(model.model_fields)
+        fields = _fields_of(model)
+        if isinstance(part, str) and part in fields:
+            model = _section_of(fields[part].annotation) or model
+    return list(_fields_of(model))
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _fields_of(section: type) -> dict[str, FieldInfo]:
+    fields: dict[str, FieldInfo] = (
+        section.model_fields if issubclass(section, BaseModel) else section.__pydantic_fields__  # type: ignore[attr-defined]
+    )
+    return fields
+
+
+def _section_of(annotation: Any) -> type | None:
+    if isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel) or is_pydantic_dataclass(annotation)
+    ):
         return annotation
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is not None:
         for inner in typing.get_args(annotation):

@@ -39,8 +39,8 @@ from fedsim.core.seal import refuse_attacks
 class Truth:
     """What a client learned from in one round.
 
-    ``images`` (M, 3, H, W) in [0, 1] and ``labels`` (M,) are the distinct samples; ``batches``
-    lists, step by step, which of them were used.
+    ``images`` (M, 3, H, W) in [0, 1] and ``labels`` (M,) are the distinct samples as the model saw
+    them, each augmented view one of its own; ``batches`` lists, step by step, which were used.
     """
 
     images: Tensor
@@ -51,16 +51,32 @@ class Truth:
     stateful: bool = False  # whether the client kept a state of its own
     update: str = ""  # the checksum of what the client sent; older files do not tell
     findings: list[dict[str, Any]] = field(default_factory=list)  # of the client's guards
+    originals: Tensor | None = None  # (K, 3, H, W), where the model was shown them augmented
+    origins: list[int] = field(default_factory=list)  # of each image, the original it shows most of
+    mixtures: Tensor | None = None  # (M, C), where labels were mixed: ``labels`` are dominant ones
+    class_weights: tuple[float, ...] = ()  # of the loss, where this client alone knows them
+
+    @property
+    def sources(self) -> Tensor:
+        """The picture behind each image, before it was augmented: (M, 3, H, W)."""
+        return self.images if self.originals is None else self.originals[self.origins]
 
     def replay(self) -> list[Batch]:
-        """The batches as the client saw them."""
-        return [(self.images[rows], self.labels[rows]) for rows in self.batches]
+        """The batches as the model saw them."""
+        labels = self.labels if self.mixtures is None else self.mixtures
+        return [(self.images[rows], labels[rows]) for rows in self.batches]
 
     def digest(self) -> str:
         """A hash of all that a replay depends on."""
-        pixels = checksum({"images": self.images, "labels": self.labels})
+        pixels = checksum(self._tensors())
         rest = [[*self.images.shape], self.batches, self.defense_seed, self.update]
+        rest += [list(self.class_weights)] if self.class_weights else []
         return hashlib.sha256(f"{pixels} {json.dumps(rest)}".encode()).hexdigest()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        held = {"images": self.images, "labels": self.labels}
+        held |= {} if self.originals is None else {"originals": self.originals}
+        return held | ({} if self.mixtures is None else {"mixtures": self.mixtures})
 
     def coin(self) -> torch.Generator:
         """The coin that the client's defenses drew by, as it was at first."""
@@ -89,16 +105,15 @@ class Vault:
             "stateful": bool(state),
             "update": truth.update,
             **({"findings": truth.findings} if truth.findings else {}),
+            **({"origins": truth.origins} if truth.origins else {}),
+            **({"class_weights": truth.class_weights} if truth.class_weights else {}),
             **_address(round_, client),
         }
         if state:
             whose = {"about": json.dumps(_address(round_, client))}
             self._keep(state_path(self.root, round_, client), tensors_to_bytes(state, whose))
-        content = {"images": truth.images, "labels": truth.labels}
-        self._keep(
-            truth_path(self.root, round_, client),
-            tensors_to_bytes(content, {"about": json.dumps(about)}),
-        )
+        content = tensors_to_bytes(truth._tensors(), {"about": json.dumps(about)})
+        self._keep(truth_path(self.root, round_, client), content)
 
     def read(self, round_: int, client: int, update: str | None = None) -> Truth:
         """A client's truth of a round; given the checksum of the ``update`` that was observed, the
@@ -116,6 +131,9 @@ class Vault:
             raise VaultError(self._damaged(path, error)) from error
         if not _fits(images, labels, about):
             raise VaultError(self._damaged(path, "its batches do not fit its images"))
+        originals, mixtures = tensors.get("originals"), tensors.get("mixtures")
+        if not _belongs(images, originals, mixtures, about):
+            raise VaultError(self._damaged(path, "its originals do not fit its images"))
         if not _is_used_up(images, about):
             raise VaultError(self._damaged(path, "it has images that no batch uses"))
         _refuse_foreign(path, about, round_, client)
@@ -128,6 +146,10 @@ class Vault:
             stateful=about.stateful,
             update=about.update,
             findings=about.findings,
+            originals=originals,
+            origins=about.origins,
+            mixtures=mixtures,
+            class_weights=about.class_weights,
         )
 
     def read_state(self, before_round: int, client: int) -> dict[str, Tensor]:
@@ -216,6 +238,8 @@ class _About(_Whose):
     stateful: bool = False
     update: str = ""
     findings: list[dict[str, Any]] = []
+    origins: list[int] = []
+    class_weights: tuple[float, ...] = ()
 
 
 def _address(round_: int, client: int) -> dict[str, int]:
@@ -242,6 +266,19 @@ def _fits(images: Tensor, labels: Tensor, about: _About) -> bool:
         and all(0 <= row < len(images) for row in rows)
         and 0 <= about.defense_seed < WIDEST
     )
+
+
+def _belongs(
+    images: Tensor, originals: Tensor | None, mixtures: Tensor | None, about: _About
+) -> bool:
+    """Whether what is told beside the images is of these images."""
+    if mixtures is not None and (mixtures.ndim != 2 or len(mixtures) != len(images)):
+        return False
+    if originals is None:
+        return not about.origins
+    fits = originals.ndim == 4 and originals.shape[1:] == images.shape[1:]
+    known = all(0 <= origin < len(originals) for origin in about.origins)
+    return fits and known and len(about.origins) == len(images)
 
 
 def _is_used_up(images: Tensor, about: _About) -> bool:

@@ -32,7 +32,10 @@ _ARRAYS, _BUFFERS, _METRICS, _CONFIG, _FAULT = "arrays", "buffers", "metrics", "
 _ROUND = "server-round"  # Flower's own key
 _PART, _PARTS = "part", "parts"
 _REASON, _REFUSED, _DIGEST = "reason", "refused", "digest"
+_PROXIMAL = "proximal-mu"  # Flower's own key of what FedProx asks of its clients
 _NUMPY = "numpy.ndarray"  # Flower's name for arrays in numpy's own format
+_BFLOAT16 = "bfloat16"  # a type that numpy lacks: its bits travel as whole numbers
+_TRAVELS = {_BFLOAT16: "uint16"}
 _HEADING = 4096  # bytes in which the heading of an array ends; numpy's own are of 128
 _WORDS, _NAME = 500, 60  # characters of a client's that are repeated: of a reason, of a name
 
@@ -53,7 +56,7 @@ class Evaluation(NamedTuple):
 
 
 class Blank(NamedTuple):
-    """An array that is expected: its shape, and the types it may have, by numpy's names."""
+    """An array that is expected: its shape, and the types it may have, by torch's names."""
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...]
@@ -62,6 +65,11 @@ class Blank(NamedTuple):
     def of(cls, tensor: Tensor, *dtypes: str) -> Blank:
         """For an array like this tensor; of other types where they are given."""
         return cls(tuple(tensor.shape), dtypes or (str(tensor.dtype).removeprefix("torch."),))
+
+    @property
+    def travelling(self) -> tuple[str, ...]:
+        """The types in which it may travel, by numpy's names."""
+        return tuple(_TRAVELS.get(dtype, dtype) for dtype in self.dtypes)
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,11 @@ def announced_digest(message: Message) -> tuple[int, str] | None:
 
 def round_of(message: Message) -> int:
     return int(_config(message)[_ROUND])  # type: ignore[arg-type]
+
+
+def proximal_of(message: Message) -> float:
+    """How strongly a strategy asks its clients to stay near the weights it sends (FedProx)."""
+    return float(_config(message).get(_PROXIMAL, 0.0))  # type: ignore[arg-type]
 
 
 def share_of(message: Message) -> Share:
@@ -255,7 +268,13 @@ def _arrays(
     present = {name: blank for name, blank in blanks.items() if name in record}
     for name, blank in present.items():  # all of them, before the first is opened
         _check_declared(name, record[name], blank)
-    return {name: torch.from_numpy(_opened(name, record[name])) for name in present}
+    return {name: _tensor(_opened(name, record[name]), blank) for name, blank in present.items()}
+
+
+def _tensor(numbers: np.ndarray, blank: Blank) -> Tensor:
+    tensor = torch.from_numpy(numbers)
+    half = _BFLOAT16 in blank.dtypes and tensor.dtype == torch.uint16
+    return tensor.view(torch.bfloat16) if half else tensor
 
 
 def _check_names(
@@ -271,7 +290,7 @@ def _check_names(
 
 def _check_declared(name: str, array: Array, blank: Blank) -> None:
     """Raise where an array is not said to be what is expected, or has more or fewer bytes."""
-    if array.stype != _NUMPY or array.dtype not in blank.dtypes:
+    if array.stype != _NUMPY or array.dtype not in blank.travelling:
         found = _printable(array.dtype if array.stype == _NUMPY else array.stype, _NAME)
         raise ReplyError(f"'{name}' is of type {found}, not {' or '.join(blank.dtypes)}")
     if tuple(array.shape) != blank.shape:
@@ -312,7 +331,11 @@ def _said_of(update: Update) -> MetricRecord:
 
 
 def _array_record(tensors: dict[str, Tensor]) -> ArrayRecord:
-    return ArrayRecord({name: tensor.cpu() for name, tensor in tensors.items()})
+    return ArrayRecord({name: _travelling(tensor.cpu()) for name, tensor in tensors.items()})
+
+
+def _travelling(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _config(message: Message) -> ConfigRecord:

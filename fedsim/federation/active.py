@@ -93,7 +93,7 @@ class ActiveServer:
         if behind:
             pictures *= len(behind)
         return Sighting(
-            *(self._round, client, self.sent_to(client), update),
+            *(self._round, client, self.sent_to(client), update.widened()),
             about=tampered.about if tampered else {},
             model=self._model,
             public=self.public,

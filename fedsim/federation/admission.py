@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
@@ -120,7 +121,7 @@ class Admission:
         if any(":" in component.name for component in self.spec.defenses):
             size = UNKNOWN  # a defense from elsewhere may add to a batch
         elif train.local_epochs is None:
-            size = train.batch_size
+            size = train.step_size
         elif self.counts:
             size = max(len(shard) for shard in shards_of(self.spec.data, self.spec.seed))
         else:
@@ -162,7 +163,10 @@ def form_of(public: Public) -> wire.Form:
     model, defenses = announced(public), declared(public.defenses)
     own = any(":" in defense["name"] for defense in public.defenses)
     masked = hiding(defenses) is not None
+    stored = public.protocol.upload_dtype
     types = (*(("int64",) if masked else ()), *(_FLOATS if own else ()))
+    if stored != "float32":
+        types = (stored, *types)
     shared = batchnorm_buffers(model) if public.protocol.batchnorm == "shared" else {}
     return wire.Form(
         {n: wire.Blank.of(p, *types) for n, p in model.named_parameters() if p.requires_grad},
@@ -193,6 +197,7 @@ def _norm(tensors: Mapping[str, Tensor], limit: float = 0.0) -> float:
 def _span(tensor: Tensor) -> tuple[float, float]:
     """The least and the largest number; not a number where one of them is not."""
     # numpy: ten times faster than torch on many small tensors on a CPU
+    tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
     numbers = tensor.detach().cpu().numpy()
     return (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 0.0)
 

@@ -28,6 +28,8 @@ def create_strategy(spec: Spec) -> Strategy:
         for n in flower_strategies.__all__
         if n not in ("Strategy", "Result") and not n.startswith(("Differential", "FedXgb"))
     ]
+    if name in flower_strategies.__all__ and (why := _beyond(name)) is not None:
+        raise SpecError(f"train.strategy: {name} {why}.")
     if name not in known:
         raise SpecError(
             f"train.strategy: Flower has no strategy '{name}'{did_you_mean(name, known)}; "
@@ -44,6 +46,24 @@ def create_strategy(spec: Spec) -> Strategy:
     return strategy
 
 
+def _beyond(name: str) -> str | None:
+    """Why clients cannot do what a strategy of Flower's asks of them; None where they can."""
+    if name.startswith("DifferentialPrivacyClientSide"):
+        return (
+            "wraps another strategy and has its clients clip their updates by a mod of Flower's; "
+            "declare it as what the clients do: defenses=[{name: local_dp}], or clipping"
+        )
+    if name.startswith("DifferentialPrivacy"):
+        return (
+            "wraps another strategy and clips and noises what the server has received already, "
+            "which hides nothing from that server; declare what the clients do instead: "
+            "defenses=[{name: local_dp}]"
+        )
+    if name.startswith("FedXgb"):
+        return "aggregates boosted trees, which have no gradients; the models here are networks"
+    return None
+
+
 def _check_options(strategy: type[Strategy], options: Mapping[str, Any]) -> None:
     """Refuse values of another kind than a strategy's own defaults: most of them look at theirs
     only in the middle of a round."""
@@ -51,6 +71,11 @@ def _check_options(strategy: type[Strategy], options: Mapping[str, Any]) -> None
     defaults = {n: p.default for n, p in parameters if p.default is not inspect.Parameter.empty}
     for name, value in options.items():
         default, fits_ = defaults.get(name), True
+        if name == "proximal_mu" and isinstance(value, int | float) and value < 0:
+            raise SpecError(
+                f"train.strategy_options.proximal_mu is {value!r}: below zero it would drive "
+                f"clients away from the model."
+            )
         if callable(default) or name.endswith("_fn"):
             raise SpecError(f"train.strategy_options.{name} is a function: no spec can hold one.")
         if isinstance(default, int | float):

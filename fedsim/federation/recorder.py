@@ -89,15 +89,14 @@ class Recorder:
         observed = round_ in self.rounds
         root = self.run.observations if observed else self.run.spool
         if observed or not fits:
+            public = self.public  # of this round
 
             def write() -> None:
                 chosen, places = (
                     self._chosen.get(client, (None, None)) if observed else (None, None)
                 )
                 together = self.masking(round_) if observed else []
-                write_observation(
-                    *(root, round_, client, update, self.public), chosen, places, together
-                )
+                write_observation(*(root, round_, client, update, public), chosen, places, together)
                 if observed:
                     then()
 

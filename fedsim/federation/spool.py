@@ -55,10 +55,10 @@ class _Change:
 
     def _update(self) -> Update:
         if isinstance(self.source, Update):
-            return self.source
+            return self.source.widened()
         last, stamp = _Change._last, _stamp(self.source)
         if last is None or last[0] != stamp:
-            _Change._last = last = (stamp, read_update(self.source))
+            _Change._last = last = (stamp, read_update(self.source).widened())
         return last[1]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,7 @@ class AdversarialStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         round_ = self._round = self.log.begin()
+        self._tell(round_)
         self._sent = dict(arrays.to_torch_state_dict())
         self.recorder.begin(round_, self._sent, self.active.memory if self.active else None)
         chosen = set(self.spec.cohort(round_))
@@ -145,6 +147,13 @@ class AdversarialStrategy(Strategy):
         self._announce(nodes)
         messages = self.inner.configure_train(round_, arrays, config, Cohort(grid, nodes))
         return messages if self.active is None else map(self._addressed, messages)
+
+    def _tell(self, round_: int) -> None:
+        """What is public of this round: its learning rate may be another one than the last's."""
+        protocol = replace(self.public.protocol, lr=self.spec.train.rate(round_))
+        self.public = self.recorder.public = replace(self.public, protocol=protocol)
+        if self.active is not None:
+            self.active.public = self.public
 
     def _tamper(self, round_: int) -> None:
         """Have the manoeuvre choose what each client is sent, and keep that."""
@@ -413,7 +422,7 @@ class AdversarialStrategy(Strategy):
 
     def _as_weights(self, reply: Reply, source: Update | Path) -> Message:
         """The reply as the wrapped strategy expects it: the client's new weights."""
-        arrays = as_weights(self._sent_to(reply.client), source, self.spec.train.lr)
+        arrays = as_weights(self._sent_to(reply.client), source, self.public.protocol.lr)
         reply.message.content = wire.as_reply(reply.update, arrays)
         return reply.message
 

@@ -28,7 +28,7 @@ def active_server(
     if not pictures:
         return
     refusing, trusted = guards_that_refuse(facts), trusted_guards(facts)
-    batch = f"batches of {facts.spec.train.batch_size}"
+    batch = f"batches of {facts.spec.train.step_size}"
     hidden = " and through secure aggregation" if facts.named("secure_aggregation") else ""
     reason = (
         f"The server chooses the weights (threat {facts.spec.threat.model}): with a head that "

@@ -17,6 +17,7 @@ from torch import nn
 from fedsim.attacks.matching.matcher import silence
 from fedsim.clients import images_of, shards_of
 from fedsim.core.anatomy import VitParts, batchnorm_names, head_names, tensor_of, vit_parts
+from fedsim.core.augment import check_augmentation
 from fedsim.core.defense import Defense
 from fedsim.core.epochs import steps_of_round
 from fedsim.core.errors import AttackError, DataError, ModelError
@@ -24,7 +25,7 @@ from fedsim.core.factories import is_import_path
 from fedsim.core.knowledge import refuse_unplayed
 from fedsim.core.models import build_architecture, build_model
 from fedsim.core.spec import Spec
-from fedsim.defenses.applied import declared, prepared
+from fedsim.defenses.applied import declared, prepared, refuse_other_training
 from fedsim.lint.rehearsal import Rehearsal, rehearse
 
 SHALLOW = 2  # blocks of a ViT that are built
@@ -133,6 +134,8 @@ def gather(spec: Spec) -> Facts:
         NamedDefense(c.name, d) for c, d in zip(spec.defenses, declared(spec.defenses), strict=True)
     )
     classes, shard = _data(spec)
+    refuse_other_training(spec.train, [named.defense for named in named_defenses])
+    check_augmentation([one.model_dump() for one in spec.train.augment], spec.data.image_size)
     steps, images = _behind(spec, shard)
     model = _built(spec, classes or ASSUMED_CLASSES, [g.defense for g in named_defenses])
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -230,9 +233,10 @@ def _behind(spec: Spec, shard: int | None) -> tuple[int | None, int | None]:
     train = spec.train
     if train.local_epochs and shard is None:
         return None, None
-    steps = steps_of_round(train.local_steps, train.local_epochs, shard or 0, train.batch_size)
-    drawn = steps * train.batch_size
-    return steps, drawn if shard is None else min(drawn, shard)
+    steps = steps_of_round(train.local_steps, train.local_epochs, shard or 0, train.step_size)
+    drawn = steps * train.step_size
+    # Augmented, a picture that is drawn again is another one.
+    return steps, drawn if shard is None or train.augment else min(drawn, shard)
 
 
 def _head(model: nn.Module, trained: set[str]) -> tuple[str, ...]:

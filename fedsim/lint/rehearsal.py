@@ -73,7 +73,7 @@ def rehearse(
     if sum(p.numel() for p in model.parameters()) * spec.data.image_size**2 / 256 > LARGE:
         draws = most = LARGE_DRAWS
     stage, plain = Stage(spec, model, defenses, classes), Stage(spec, model, (), classes)
-    batch = min(spec.train.batch_size, most)
+    batch = min(spec.train.step_size, most)
     right: list[bool | None] = []
     psnr: list[float] = []
     bare: list[float] = []
@@ -170,7 +170,8 @@ class Stage:
         """Whether the labels of one step are read without a mistake; None without a head."""
         protocol = observation.public.protocol
         try:
-            labels = recover_labels(observation.update, self.model, len(truth), protocol=protocol)
+            seen = observation.update.widened()
+            labels = recover_labels(seen, self.model, len(truth), protocol=protocol)
         except AttackError:
             return None
         return labels.tolist() == truth.sort().values.tolist()

@@ -14,7 +14,7 @@ from fedsim.attacks import create_attack
 from fedsim.core.attack import needs_of
 from fedsim.core.knowledge import THREATS, granted_by
 from fedsim.core.spec import Upload
-from fedsim.lint import active
+from fedsim.lint import active, training
 from fedsim.lint.facts import ACTS, Facts, NamedDefense
 from fedsim.lint.findings import Finding, Severity
 from fedsim.lint.rehearsal import EXACT_DB
@@ -41,6 +41,7 @@ LOOSE, MEANINGLESS = 10.0, 100.0  # epsilon: little is promised; nothing is
 
 NAMES = {
     **active.NAMES,
+    **training.NAMES,
     "exact-inversion": "one picture, from the gradients of its positions and patches",
     "exact-inversion-fixed-positions": "one picture, although its positions are fixed",
     "layer-by-layer": "one picture, through a plain chain of layers",
@@ -221,7 +222,7 @@ def labels(facts: Facts) -> Iterator[Finding]:
     rehearsal, train = facts.rehearsal, facts.spec.train
     if not facts.head:
         return
-    single = train.batch_size == 1 and (facts.steps == 1 or facts.one_image)
+    single = train.step_size == 1 and (facts.steps == 1 or facts.one_image)
     where = "the head's bias" if "bias" in facts.head else "the rows of the head's weight"
     if rehearsal.declined is not None:
         if _acting(facts):
@@ -461,6 +462,8 @@ RULES: tuple[Rule, ...] = (
     random_training,
     active_server,
     active.guards_only_warn,
+    training.augmented,
+    training.idle_proximal,
 )
 
 

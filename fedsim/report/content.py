@@ -17,7 +17,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by
 from fedsim.core.metrics import METRICS
 from fedsim.core.run import Run
-from fedsim.core.spec import Component, Spec
+from fedsim.core.spec import Component, Spec, TrainSpec
 from fedsim.report.formats import count
 from fedsim.report.headline import strength
 from fedsim.scoring.scores import results_of
@@ -62,11 +62,37 @@ def facts(spec: Spec, summary: dict[str, Any], scores: pd.DataFrame) -> list[tup
             f"{count(train.rounds, 'round')}",
         ),
         ("Upload", f"{train.upload} of {steps}, batch size {train.batch_size}"),
+        *_training_facts(train),
         ("Defenses", "; ".join(_component(d) for d in spec.defenses) or "none"),
         *_active_facts(spec),
         ("Attacker", f"{threat.letter}, {threat.name}"),
         ("Attacked", f"{count(victims, 'update')}, {_images(scores)}"),
     ]
+
+
+def _training_facts(train: TrainSpec) -> list[tuple[str, str]]:
+    """How clients train, where they do more than plain steps on plain pictures."""
+    plain, words = TrainSpec(), []
+    if train.augment:
+        names = ", ".join(one.name for one in train.augment)
+        words.append(f"pictures augmented ({names})")
+    if train.loss.label_smoothing:
+        words.append(f"labels smoothed by {train.loss.label_smoothing:g}")
+    if train.loss.weights is not None:
+        own = train.loss.weights == "balanced"
+        words.append("classes weighted" + (" by each client's own counts" if own else ""))
+    if train.accumulate > 1:
+        words.append(f"{train.accumulate} batches a step")
+    if train.proximal:
+        words.append(f"FedProx mu {train.proximal:g}")
+    for name, schedule in (("step", train.schedule), ("round", train.round_schedule)):
+        if schedule != plain.schedule:
+            words.append(f"learning rate by {name}: {schedule.name}")
+    if train.precision != plain.precision:
+        words.append(f"computed in {train.precision}")
+    if train.upload_dtype != plain.upload_dtype:
+        words.append(f"uploaded in {train.upload_dtype}")
+    return [("Training", "; ".join(words))] if words else []
 
 
 def _active_facts(spec: Spec) -> list[tuple[str, str]]:

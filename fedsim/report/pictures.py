@@ -44,6 +44,12 @@ class Pair:
     guess: Tensor
     trials: bool
     redacted: bool = False
+    before: Tensor | None = None  # what the client has, where the model saw another view of it
+
+    @property
+    def source(self) -> str | None:
+        """The client's own picture, where the model saw another view of it and it may be shown."""
+        return None if self.redacted or self.before is None else data_uri(self.before)
 
     @property
     def original(self) -> str | None:
@@ -63,7 +69,10 @@ class Pair:
 
     @property
     def scores(self) -> str:
-        return headline(self.row)
+        words = headline(self.row)
+        if self.before is None:
+            return words
+        return f"{words}; {decibel(self.row['psnr_original'])} against the original"
 
     @property
     def labels(self) -> str:
@@ -75,7 +84,8 @@ class Pair:
 
     @property
     def original_alt(self) -> str:
-        return f"Original picture of {self.place}"
+        what = "Original picture" if self.before is None else "Picture as the model saw it"
+        return f"{what} of {self.place}"
 
     @property
     def reconstruction_alt(self) -> str:
@@ -210,7 +220,9 @@ def load_pairs(run: Run, jobs: list[Job], scores: pd.DataFrame, rows: pd.DataFra
         for index, row in zip(group.index, group.to_dict("records"), strict=True):
             image = int(row["image"])
             line = {**{str(k): v for k, v in row.items()}, "in_batch": len(pictures.truth)}
-            pairs[int(index)] = Pair(line, pictures.truth[image], pictures.guess[image], several)
+            before = None if pictures.before is None else pictures.before[image]
+            shown = (pictures.truth[image], pictures.guess[image])
+            pairs[int(index)] = Pair(line, *shown, several, before=before)
     return [pairs[int(index)] for index in rows.index if int(index) in pairs]
 
 

@@ -19,8 +19,8 @@ def exposures(spec: Spec) -> list[Exposure]:
     for client, shard in enumerate(shards_of(spec.data, spec.seed)):
         rounds = sum(client in cohort for cohort in cohorts)
         train, samples = spec.train, len(shard)
-        steps = steps_of_round(train.local_steps, train.local_epochs, samples, train.batch_size)
-        rate = min(1.0, train.batch_size / samples)
+        steps = steps_of_round(train.local_steps, train.local_epochs, samples, train.step_size)
+        rate = min(1.0, train.step_size / samples)
         by_client.append(Exposure(rate, steps * rounds, rounds))
     return by_client
 

@@ -25,7 +25,7 @@ from fedsim.core.defense import Defense
 from fedsim.core.device import resolve_device, threads
 from fedsim.core.errors import DamagedError, FedsimError, ForeignTruthError
 from fedsim.core.files import checksum, read_json, write_json
-from fedsim.core.learning import Update, local_update, recall
+from fedsim.core.learning import Protocol, Update, local_update, recall
 from fedsim.core.observation import (
     Observation,
     read_observation,
@@ -33,11 +33,17 @@ from fedsim.core.observation import (
     refuse_foreign,
 )
 from fedsim.core.run import Run, observation_name, paths
+from fedsim.core.spec import TrainSpec
 from fedsim.core.vault import Truth, Vault
 from fedsim.defenses.applied import announced, declared, hiding
 
 # Replays differ by rounding alone: about 1e-6 on a CPU, more after many local steps.
 CANARY_TOLERANCE = 1e-4
+
+# Half of the digits leave less to compare. In `autocast` a difference in the last bit of float32
+# moves what is rounded to half, and grows: measured for one step and for eight (docs/metrics.md).
+_COMPUTED = {"float32": CANARY_TOLERANCE, "float16": 3e-3, "bfloat16": 2e-2}
+_UPLOADED = {"float32": CANARY_TOLERANCE, "float16": 1e-3, "bfloat16": 1e-3}
 
 # A tensor counts by its own norm, and by no less than this share of the whole update's: the
 # gradient of a key's bias in attention is zero but for rounding, which is no difference.
@@ -58,6 +64,12 @@ class _Canaries(BaseModel):
 
     canaries: dict[str, Kept]
     hash: str
+
+
+def tolerance_of(train: TrainSpec | Protocol) -> float:
+    """How far a replay may be from what was observed, for the numbers that clients compute and
+    upload in."""
+    return max(_COMPUTED[train.precision], _UPLOADED[train.upload_dtype])
 
 
 def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]:
@@ -160,7 +172,7 @@ def canary(
         replay = local_update(
             model,
             [(images.to(device), labels.to(device)) for images, labels in truth.replay()],
-            public.protocol,
+            replace(public.protocol, loss=public.protocol.loss.balanced_by(truth.class_weights)),
             defenses=defenses,
             rng=truth.coin(),
         )
@@ -181,8 +193,8 @@ def _unmasked(
 
 def relative_error(replay: Update, observed: Update) -> float:
     """How far two updates are apart in anything that attacks read: the worst of the tensors and
-    buffers, each relative to the second; 1 where kinds, names, shapes, counters or the number of
-    examples differ.
+    buffers, each relative to the second; 1 where kinds, names, shapes, types, counters or the
+    number of examples differ.
 
     Each for itself, because an attack may read one alone: a change that is nothing beside the whole
     can be all of the gradient that it solves for. `SMALLEST` says for which tensors it is not.
@@ -202,9 +214,13 @@ def _pairs(
     replay: Mapping[str, Tensor], observed: Mapping[str, Tensor]
 ) -> list[tuple[Tensor, Tensor]] | None:
     """The tensors of both sides by name; None where they are not alike."""
-    if {n: t.shape for n, t in replay.items()} != {n: t.shape for n, t in observed.items()}:
+    if _forms(replay) != _forms(observed):
         return None
     return [(replay[n].cpu(), t.cpu()) for n, t in observed.items()]
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def _buffer_apart(replay: Tensor, observed: Tensor) -> float:

@@ -259,5 +259,5 @@ def _batches(run: Run, jobs: Sequence[Job], seed: int) -> dict[Address, Batch]:
         count += len(pictures.labels)
         if batches and count > MOST:
             break
-        batches[at] = Batch(pictures.truth, tuple(int(label) for label in pictures.labels))
+        batches[at] = Batch(pictures.sources, tuple(int(label) for label in pictures.labels))
     return dict(sorted(batches.items()))

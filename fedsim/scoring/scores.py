@@ -46,6 +46,7 @@ from fedsim.scoring.recovery import FLAT, FLAT_SSIM, RECOVERED_DB
 from fedsim.scoring.vigilance import refused_in
 
 CLAIMED = "claimed"
+PSNR_ORIGINAL, SSIM_ORIGINAL = "psnr_original", "ssim_original"
 _FAILURE = TypeAdapter(dict[str, str])
 _REGISTERED = "psnr_registered"
 
@@ -56,7 +57,7 @@ def columns() -> list[str]:
         *("round", "client", "attack", "threat", "trial", "image"),
         *METRICS,
         *("label_true", "label_recovered", "identified", "seconds", "loss", "canary", "picture"),
-        *(FLAT, FLAT_SSIM, "digest", CLAIMED),
+        *(PSNR_ORIGINAL, SSIM_ORIGINAL, FLAT, FLAT_SSIM, "digest", CLAIMED),
     ]
 
 
@@ -74,6 +75,12 @@ class Pictures:
     left_out: str | None = None  # what is not
     summed: bool = False  # whether it was read from the sum of a cohort
     shifted: Callable[[], Tensor | None] = lambda: None  # the guess in the order of `_elsewhere`
+    before: Tensor | None = None  # the pictures as they were, where the model saw them augmented
+
+    @property
+    def sources(self) -> Tensor:
+        """The client's own pictures: those that somebody may be known by."""
+        return self.truth if self.before is None else self.before
 
 
 def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.DataFrame:
@@ -102,7 +109,7 @@ def score_jobs(run: Run, jobs: list[Job], gallery: Gallery | None = None) -> pd.
                 # Whose picture is whose in a sum, the truth says; the null of identification
                 # does not know that, so nobody is identified there.
                 wanted = None if pictures.summed else gallery
-                yardstick = yardstick or Yardstick.of(pictures.truth, wanted)
+                yardstick = yardstick or Yardstick.of(pictures.truth, wanted, pictures.sources)
                 met = [numbers.setdefault(d, len(numbers)) for d in yardstick.digests]
                 rows[job] = _rows(pictures, yardstick, threat, canaries.get(job.victim), met)
     return pd.DataFrame([row for job in jobs for row in rows.get(job, [])], columns=columns())
@@ -149,7 +156,8 @@ def load_pictures(run: Run, job: Job, granted: frozenset[str] | None = None) -> 
     recovered, claimed = _align_labels(labels, result.labels)[own], [row >= 0 for row in order[own]]
     about = (result, recovered, claimed, left_out, len(truths) > 1)
     shifted = partial(_elsewhere, images, result.images, guess, own)
-    return Pictures(job, truth.images, truth.labels, guess[own], *about, shifted)
+    before = truth.sources if truth.originals is not None else None
+    return Pictures(job, truth.images, truth.labels, guess[own], *about, shifted, before)
 
 
 def _elsewhere(images: Tensor, guesses: Tensor, placed: Tensor, own: slice) -> Tensor | None:
@@ -224,20 +232,22 @@ class Yardstick:
     truth: Batch
     metrics: tuple[Metric, ...]  # those that can be computed for these pictures
     gallery: Gallery | None
-    wanted: Wanted | None  # the same pictures, as the gallery sees them
+    wanted: Wanted | None  # the pictures behind them, as the gallery sees them
     digests: tuple[str, ...]  # by which a picture is known again
     flat: tuple[float, ...]  # the PSNR of the best flat colour
     flat_ssim: tuple[float, ...]
 
     @classmethod
-    def of(cls, truth: Tensor, gallery: Gallery | None) -> Yardstick:
+    def of(cls, truth: Tensor, gallery: Gallery | None, sources: Tensor | None = None) -> Yardstick:
+        """For pictures as the model saw them; who and what they are goes by their ``sources``."""
         pictures = Batch(truth)
+        sources = truth if sources is None else sources
         return cls(
             pictures,
             tuple(m for m in METRICS.values() if m.missing(pictures.side) is None),
             gallery,
-            gallery.wanted(truth) if gallery is not None else None,
-            tuple(pixel_digest(picture) for picture in truth),
+            gallery.wanted(sources) if gallery is not None else None,
+            tuple(pixel_digest(picture) for picture in sources),
             tuple(psnr(truth, mean_colour(truth)).tolist()),
             tuple(ssim(truth, mean_colour(truth)).tolist()),
         )
@@ -277,6 +287,11 @@ def _rows(
     job, result, labels = pictures.job, pictures.result, pictures.labels
     recovered = pictures.recovered
     measured = yardstick.measure(pictures.guess, pictures.shifted())
+    if pictures.before is None:
+        original = (measured["psnr"], measured["ssim"])
+    else:
+        pair = (pictures.before, pictures.guess)
+        original = (psnr(*pair).tolist(), ssim(*pair).tolist())
     return [
         {
             "round": job.round,
@@ -292,6 +307,8 @@ def _rows(
             "loss": result.loss,
             "canary": canary,
             "picture": numbers[image],
+            PSNR_ORIGINAL: original[0][image],
+            SSIM_ORIGINAL: original[1][image],
             FLAT: yardstick.flat[image],
             FLAT_SSIM: yardstick.flat_ssim[image],
             "digest": yardstick.digests[image],

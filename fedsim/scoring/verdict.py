@@ -39,8 +39,15 @@ from fedsim.campaign.plan import baseline_label, victims
 from fedsim.core.attack import BASELINE
 from fedsim.core.metrics import METRICS
 from fedsim.core.spec import Spec
-from fedsim.scoring.canary import CANARY_TOLERANCE
-from fedsim.scoring.recovery import above_flat, above_free, beside_baseline, recovered, stands_out
+from fedsim.scoring.canary import tolerance_of
+from fedsim.scoring.recovery import (
+    RECOVERED_DB,
+    above_flat,
+    above_free,
+    beside_baseline,
+    recovered,
+    stands_out,
+)
 from fedsim.scoring.statistics import (
     KEYS,
     clean,
@@ -124,7 +131,7 @@ def summarise(
             entries.append(_no_result(label, ledger or [], own, asked))
         else:
             chance = (chances or {}).get(label)
-            entries.append(_one(rows, baseline, label, ledger, chance, asked))
+            entries.append(_one(rows, baseline, label, ledger, spec, chance, asked))
     return entries
 
 
@@ -151,6 +158,7 @@ def _one(
     baseline: pd.DataFrame,
     label: str,
     ledger: list[str] | None,
+    spec: Spec,
     chance: Mapping[str, Any] | None,
     asked: Asked,
 ) -> dict[str, Any]:
@@ -160,6 +168,7 @@ def _one(
     looked = told or bool(back or stand_out)  # what came back came from somewhere
     same = baseline.merge(rows[KEYS].drop_duplicates(), on=KEYS)  # pictures that both have
     canary, labels = rows["canary"].astype(float), label_accuracy(rows)
+    tolerance = tolerance_of(spec.train)
     entry: dict[str, Any] = {
         "attack": label,
         "images": len(rows),
@@ -179,13 +188,15 @@ def _one(
         "labels": labels,
         "identification": _identification(rows, chance),
         "canary": {
-            "ok": bool(canary.notna().all() and (canary <= CANARY_TOLERANCE).all()),
+            "ok": bool(canary.notna().all() and (canary <= tolerance).all()),
             "worst": clean(canary.max()),
-            "tolerance": CANARY_TOLERANCE,
+            "tolerance": tolerance,
         },
         "seconds": clean(rows.groupby(["round", "client", "trial"])["seconds"].first().sum()),
         "ledger": ledger or [],
     }
+    if spec.train.augment:
+        entry["originals"] = _originals(rows)
     if label == asked.baseline:
         entry["verdict"] = "BASELINE"
     else:
@@ -249,6 +260,20 @@ def _standing_out(paired: pd.DataFrame) -> dict[str, Any] | None:
     return {
         **{"pictures": count_pictures(found), "of": count_pictures(paired), "where": place},
         **{"psnr": float(first["psnr"]), "ssim": float(first["ssim"])},
+    }
+
+
+def _originals(rows: pd.DataFrame) -> dict[str, Any]:
+    """Where clients augment: how many pictures came back as the model saw them, and how many as
+    they were before, with the closest of each."""
+    seen, before = rows["psnr"].astype(float), rows["psnr_original"].astype(float)
+    return {
+        "seen": count_pictures(rows[seen >= RECOVERED_DB]),
+        "originals": count_pictures(rows[before >= RECOVERED_DB]),
+        "of": count_pictures(rows),
+        "closest_seen": clean(seen.max()),
+        "closest_original": clean(before.max()),
+        "mean_original": _mean(before),
     }
 
 

@@ -20,9 +20,10 @@ def words_of(entry: dict[str, Any]) -> str:
         behind += f" ({entry['refused']} more did not upload, by their guards)"
     return {
         "LEAKS": f"{name} reconstructed the clients' pictures: {mean:.1f} dB on average, "
-        f"{closest(entry)} for the worst-hit client{against}; {behind}.{_untold(entry)}",
+        f"{closest(entry)} for the worst-hit client{against}; {behind}."
+        f"{_which(entry)}{_untold(entry)}",
         "PARTIAL": f"{name} learned more than a guess, {_extent(entry)}: {mean:.1f} dB on "
-        f"average{against}; {behind}.{_untold(entry)}",
+        f"average{against}; {behind}.{_which(entry)}{_untold(entry)}",
         "NOT RECOVERED": f"{name} did not recover the pictures at this budget: {mean:.1f} dB on "
         f"average{against}; {behind}.{_undecided(entry)} A stronger attack may.",
         "INCOMPLETE": f"{name} is not done, because {entry.get('lacking')}: on {behind} no clear "
@@ -73,6 +74,18 @@ def _untold(entry: dict[str, Any]) -> str:
     if not entry.get("untold"):
         return ""
     return " Its ledger does not say how: it names nothing that is private."
+
+
+def _which(entry: dict[str, Any]) -> str:
+    """Which pictures those are that leaked, where the model saw others than the client has."""
+    found = entry.get("originals")
+    if not found:
+        return ""
+    return (
+        f" These are the pictures as the model saw them, augmented: {found['seen']} of "
+        f"{found['of']} came back; of the originals {found['originals']} "
+        f"(the closest: {found['closest_original']:.1f} dB)."
+    )
 
 
 def _undecided(entry: dict[str, Any]) -> str:

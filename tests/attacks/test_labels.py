@@ -19,7 +19,9 @@ from fedsim.attacks.labels import (
 from fedsim.clients.data.datasets import load_images
 from fedsim.core.errors import AttackError
 from fedsim.core.learning import Protocol, Update, local_update
+from fedsim.core.losses import Loss
 from fedsim.core.models import build_model
+from fedsim.core.optimizers import Schedule
 from fedsim.core.spec import DataSpec, ModelSpec
 
 TINY = ModelSpec(options={"patch_size": 8, "depth": 2, "embed_dim": 96})
@@ -58,6 +60,44 @@ def test_repeated_labels_at_batch_16_are_counted_on_an_untrained_vit() -> None:
         update = local_update(model, [(photos(16, trial), labels)], Protocol())
         shares.append(right(recover_labels(update, model, 16), labels))
     assert sum(shares) / len(shares) >= 0.95
+
+
+TRAININGS = {
+    "smoothed": Protocol(loss=Loss(label_smoothing=0.1)),
+    "strongly smoothed": Protocol(loss=Loss(label_smoothing=0.4)),
+    "weighted": Protocol(loss=Loss(weights=(0.5, 1, 2, 1, 1, 3, 1, 0.2))),
+    "both": Protocol(loss=Loss(label_smoothing=0.2, weights=(0.5, 1, 2, 1, 1, 3, 1, 0.2))),
+    "autocast": Protocol(precision="bfloat16"),
+    "uploaded in half": Protocol(upload_dtype="bfloat16"),
+    "accumulated": Protocol(micro=2),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_labels_are_counted_however_people_train(name: str) -> None:
+    model, labels, protocol = vit(), torch.tensor([0, 0, 0, 2, 2, 5, 7, 7]), TRAININGS[name]
+    update = local_update(model, [(photos(8), labels)], protocol).widened()
+    assert recover_labels(update, model, 8, protocol=protocol).tolist() == labels.tolist()
+
+
+def test_smoothed_labels_of_several_steps_are_counted() -> None:
+    model, labels = vit(), torch.tensor([0, 0, 2, 5])
+    protocol = Protocol(
+        upload="delta", lr=0.01, loss=Loss(label_smoothing=0.3), schedule=Schedule("linear"),
+        proximal=0.5,
+    )  # fmt: skip
+    update = local_update(model, [(photos(4), labels)] * 3, protocol)
+    found = recover_labels(update, model, 4, protocol=protocol, steps=3)
+    assert found.tolist() == labels.tolist()
+
+
+def test_mixed_labels_are_counted_by_their_masses() -> None:
+    model, labels = vit(), torch.tensor([0, 3, 5, 6])
+    own = torch.eye(8)[labels]
+    protocol = Protocol(augment=({"name": "MixUp"},))
+    mixed = 0.8 * own + 0.2 * own.roll(1, 0)
+    update = local_update(model, [(photos(4), mixed)], protocol)
+    assert recover_labels(update, model, 4, protocol=protocol).tolist() == labels.tolist()
 
 
 def test_distinct_labels_at_batch_32_by_min_and_bias_but_not_by_sum() -> None:

@@ -8,6 +8,7 @@ import torch
 from fedsim.attacks.patch_solve import distance_to_8_bit
 from fedsim.core.errors import AttackError
 from fedsim.core.metrics import psnr
+from fedsim.core.optimizers import Schedule
 from fedsim.core.spec import ModelSpec, TrainSpec
 from tests.staging import TINY, attack, observe, photos
 
@@ -99,6 +100,8 @@ def test_patch_solve_declines_numbers_that_are_not_finite() -> None:
         {},
         {"momentum": 0.9, "clip": 1.0},
         {"weight_decay": 0.05, "momentum": 0.9},
+        {"schedule": Schedule("cosine"), "weight_decay": 0.05},
+        {"strategy": "FedProx", "strategy_options": {"proximal_mu": 5.0}, "momentum": 0.9},
     ],
 )
 def test_patch_solve_survives_local_steps_on_one_image(options: dict) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from torch.nn import functional as F
 
 from fedsim.core.errors import FedsimError
 from fedsim.core.learning import Protocol, batchnorm_buffers, digest, local_update
+from fedsim.core.losses import Loss
 from fedsim.core.models import build_model
+from fedsim.core.optimizers import Schedule
 from fedsim.core.spec import ModelSpec
 
 COIN = torch.Generator().manual_seed(0)
@@ -115,3 +118,92 @@ def test_an_update_with_a_nan_is_not_finite(vit) -> None:
     assert update.is_finite()
     update.tensors["pos_embed"][0, 0, 0] = float("nan")
     assert not update.is_finite()
+
+
+def plain_steps(model, batches, optimizer, loss_of, rates=None):
+    """The same training in plain torch; what it moves."""
+    plain = copy.deepcopy(model)
+    before = {n: p.detach().clone() for n, p in plain.named_parameters()}
+    steps = optimizer(plain.parameters())
+    for at, batch in enumerate(batches):
+        if rates is not None:
+            steps.param_groups[0]["lr"] = rates[at]
+        steps.zero_grad()
+        loss_of(plain, before, *batch).backward()
+        steps.step()
+    return {n: p.detach() - before[n] for n, p in plain.named_parameters()}
+
+
+def plainly(model, before, images, labels):
+    return F.cross_entropy(model((images - 0.5) / 0.5), labels)
+
+
+def assert_moves(update, expected) -> None:
+    for name, tensor in expected.items():
+        torch.testing.assert_close(update.tensors[name], tensor, rtol=1e-3, atol=1e-6)
+
+
+def test_fedprox_pulls_the_weights_back_as_its_paper_has_it(vit) -> None:
+    def proximal(model, before, images, labels):
+        away = [(p - before[n]).square().sum() for n, p in model.named_parameters()]
+        return plainly(model, before, images, labels) + 10.0 / 2 * torch.stack(away).sum()
+
+    batches = [*BATCHES, *BATCHES]
+    protocol = Protocol(upload="delta", lr=0.05, proximal=10.0)
+    expected = plain_steps(vit, batches, lambda p: torch.optim.SGD(p, lr=0.05), proximal)
+    assert_moves(local_update(vit, batches, protocol), expected)
+    without = local_update(vit, batches, replace(protocol, proximal=0.0))
+    held, free = (
+        torch.cat([t.flatten() for t in u.tensors.values()]).norm()
+        for u in (local_update(vit, batches, protocol), without)
+    )
+    assert held < 0.9 * free
+
+
+def test_adam_with_a_schedule_is_plain_torchs(vit) -> None:
+    protocol = Protocol(
+        upload="delta", optimizer="adam", lr=1e-3, betas=(0.8, 0.95), weight_decay=0.1,
+        schedule=Schedule("linear", final=0.5),
+    )  # fmt: skip
+    optimizer = lambda p: torch.optim.Adam(p, lr=1e-3, betas=(0.8, 0.95), weight_decay=0.1)  # noqa: E731
+    rates = [1e-3, 0.75e-3]
+    assert protocol.rates(2) == pytest.approx(rates)
+    assert_moves(
+        local_update(vit, BATCHES, protocol), plain_steps(vit, BATCHES, optimizer, plainly, rates)
+    )
+
+
+def test_accumulated_batches_are_one_step_on_their_mean_gradient(vit, resnet) -> None:
+    whole = local_update(vit, [(IMAGES, LABELS)], Protocol())
+    parts = local_update(vit, [(IMAGES, LABELS)], Protocol(micro=2))
+    assert parts.num_examples == 4
+    assert_moves(parts, whole.tensors)
+    apart = [local_update(resnet, [batch], Protocol()).tensors for batch in BATCHES]
+    together = local_update(resnet, [(IMAGES, LABELS)], Protocol(micro=2)).tensors
+    for name, tensor in together.items():  # BatchNorm sees each batch by itself
+        torch.testing.assert_close(tensor, (apart[0][name] + apart[1][name]) / 2)
+
+
+def test_mixed_labels_and_other_losses_are_learned_from(vit) -> None:
+    soft = torch.eye(5)[LABELS] * 0.7 + torch.eye(5)[LABELS.roll(1)] * 0.3
+    loss = Loss(label_smoothing=0.1)
+    update = local_update(vit, [(IMAGES, soft)], Protocol(loss=loss))
+    whole = F.cross_entropy(vit((IMAGES - 0.5) / 0.5), soft, label_smoothing=0.1)
+    expected = torch.autograd.grad(whole, list(vit.parameters()))
+    for tensor, gradient in zip(update.tensors.values(), expected, strict=True):
+        torch.testing.assert_close(tensor, gradient)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_is_repeated_to_the_last_bit_and_stays_near(vit, precision) -> None:
+    full = local_update(vit, BATCHES[:1], Protocol())
+    first, again = (local_update(vit, BATCHES[:1], Protocol(precision=precision)) for _ in range(2))
+    assert digest(first.tensors) == digest(again.tensors)
+    assert digest(first.tensors) != digest(full.tensors)
+    assert all(tensor.dtype == torch.float32 for tensor in first.tensors.values())
+    stored = local_update(vit, BATCHES[:1], Protocol(upload_dtype=precision))
+    for name, tensor in stored.tensors.items():
+        assert tensor.dtype == getattr(torch, precision)
+        assert torch.equal(stored.widened().tensors[name], full.tensors[name].to(tensor).float())
+    assert full.widened() is full
+    assert stored.nbytes() * 2 == full.nbytes()

@@ -107,6 +107,16 @@ def test_an_observation_is_read_by_its_bare_name_beside_its_weights(
         ({"batch_size": 4, "upload": "delta", "local_steps": 3}, 400, 12),
         ({"batch_size": 4, "upload": "delta", "local_epochs": 2}, 36, 18),
         ({"batch_size": 4, "upload": "delta", "local_epochs": 2}, 1, 4),
+        ({"batch_size": 4, "accumulate": 3}, 400, 12),
+        (
+            {
+                "batch_size": 4,
+                "upload": "delta",
+                "local_epochs": 2,
+                "augment": [{"name": "RandomHorizontalFlip"}],
+            },
+            *(36, 36),  # each epoch shows them anew
+        ),
     ],
 )
 def test_what_is_public_bounds_the_pictures_behind_an_update(
@@ -153,6 +163,9 @@ def test_what_an_older_version_did_not_announce_is_no_difference(tmp_path: Path)
     path = observation_path(tmp_path, 1, 0).with_suffix(".json")
     about = read_json(path)
     del about["protocol"]["batchnorm"], about["architecture"]["pretrained"]
+    for key in ("betas", "schedule", "proximal", "micro", "loss", "augment", "precision"):
+        del about["protocol"][key]
+    del about["protocol"]["upload_dtype"]
     about["architecture"]["checkpoint"] = "model.safetensors"
     del about["defenses"][0]["title"]
     write_json(path, about)
@@ -177,3 +190,28 @@ def test_a_client_knows_the_checksum_that_its_update_is_kept_under(tmp_path: Pat
         replace(update, tensors={"a": torch.zeros(2)}),
     ):
         assert update_checksum(other) != update_checksum(update)
+
+
+def test_how_people_train_is_announced_and_read_back(tmp_path: Path) -> None:
+    train = {
+        "loss": {"label_smoothing": 0.1, "weights": [1.0, 2.0]},
+        "augment": [{"name": "RandomResizedCrop", "scale": [0.5, 1]}, {"name": "MixUp"}],
+        "schedule": {"name": "one_cycle"},
+        "round_schedule": {"name": "cosine"},
+        "precision": "bfloat16",
+        "upload_dtype": "float16",
+        "rounds": 2,
+        "upload": "delta",
+        "optimizer": "adam",
+    }
+    spec = Spec.model_validate({"train": train})
+    public = Public.of(spec, num_classes=2, round_=2)
+    assert public.protocol.lr == pytest.approx(spec.train.lr / 2)
+    update = Update(Upload.DELTA, {"a": torch.ones(2, dtype=torch.bfloat16)}, num_examples=1)
+    write_weights(tmp_path, 2, {"a": torch.zeros(2)})
+    write_observation(tmp_path, 2, 0, update, public)
+    path = observation_path(tmp_path, 2, 0)
+    found = read_observation(path)
+    assert found.public == public
+    assert found.update.tensors["a"].dtype == torch.bfloat16
+    refuse_foreign(path.with_suffix(".json"), spec, 2)

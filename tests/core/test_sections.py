@@ -23,6 +23,9 @@ def test_shares_of_a_gpu_that_ray_cannot_give_are_refused(wrong: str) -> None:
     [
         *(f"data.std=[0.5, {wrong}, 0.5]" for wrong in ("0", "-0.5", ".nan", ".inf")),
         *(f"data.mean=[0.5, 0.5, {wrong}]" for wrong in (".nan", "-.inf")),
+        *(f"train.loss.label_smoothing={wrong}" for wrong in ("1", "-0.1", ".nan")),
+        "train.loss.weights=[1, .inf]",
+        "train.betas=[0.9, 1]",
         *(f"train.{key}=.inf" for key in ("lr", "weight_decay", "clip", "timeout", "patience")),
         "train.lr=.nan",
         "train.max_norm=.inf",
@@ -84,3 +87,20 @@ def test_bounds_on_what_clients_may_send_have_defaults_that_older_runs_share() -
     for wrong in ("train.patience=0.5", "train.max_norm=0", "train.max_examples=0"):
         with pytest.raises(SpecError, match=wrong.partition("=")[0]):
             load_spec({}, [wrong])
+
+
+def test_the_learning_rate_of_a_round_follows_its_schedule() -> None:
+    train = small_spec(
+        "train={rounds: 4, lr: 0.1, round_schedule: {name: step, every: 2, factor: 0.5}}"
+    ).train
+    assert [train.rate(round_) for round_ in (1, 2, 3, 4)] == [0.1, 0.1, 0.05, 0.05]
+
+
+def test_a_step_has_as_many_pictures_as_it_accumulates() -> None:
+    assert small_spec("train={batch_size: 3, accumulate: 4}").train.step_size == 12
+
+
+def test_only_fedprox_pulls_back() -> None:
+    options = "strategy_options: {proximal_mu: 0.1}"
+    assert small_spec(f"train={{strategy: FedProx, {options}}}").train.proximal == 0.1
+    assert small_spec(f"train={{strategy: FedAvg, {options}}}").train.proximal == 0.0

@@ -39,6 +39,13 @@ def test_a_saved_spec_loads_as_the_same_spec(tmp_path: Path) -> None:
     assert load_spec(file).digest() == spec.digest()
 
 
+def test_a_spec_from_before_it_had_these_keys_is_the_same_spec() -> None:
+    train = "rounds: 2, upload: delta, local_epochs: 2, optimizer: adamw, strategy: FedProx"
+    options = "strategy_options: {proximal_mu: 1.0}"
+    spec = load_spec({}, ["seed=1", f"train={{{train}, {options}}}"])
+    assert spec.digest() == "ce1a0230fe24"
+
+
 def test_where_it_runs_is_not_what_it_is() -> None:
     assert load_spec({}).digest() == load_spec({}, ["engine.kind=inline", "name=other"]).digest()
     assert load_spec({}).digest() != load_spec({}, ["seed=1"]).digest()
@@ -53,6 +60,11 @@ def test_where_it_runs_is_not_what_it_is() -> None:
         ("data.partition.alhpa=1", "did you mean 'alpha'"),
         ("data.partition.kind=dirichle", "'dirichlet'"),
         ("train.rounds=many", "train.rounds"),
+        ("train.schedule={nam: cosine}", "unknown key 'train.schedule.nam' (did you mean 'name'?)"),
+        ("train.loss.label_smothing=0.1", "did you mean 'label_smoothing'"),
+        ("train.schedule.name=cosin", "'cosine'"),
+        ("train.schedule.name=cosine", "use upload: delta"),
+        ("train.precision=half", "'bfloat16'"),
         ("threat=Z", "'A', 'B', 'C'"),
         ("train.local_steps=3", "use upload: delta"),
         ("train.clients_per_round=99", "data.clients is 8"),

@@ -50,6 +50,38 @@ def test_what_is_written_is_read(vault: Vault) -> None:
         Vault(vault.root).check(1, client)
 
 
+def augmented_truth() -> Truth:
+    originals = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(9))
+    views = torch.cat([originals.flip(3), originals])
+    mixtures = torch.tensor([[0.7, 0.3], [0.2, 0.8], [1.0, 0.0], [0.4, 0.6]])
+    return Truth(
+        views, mixtures.argmax(1), [[0, 1], [2, 3]], 7, [],
+        originals=originals, origins=[0, 1, 0, 1], mixtures=mixtures, class_weights=(0.5, 2.0),
+    )  # fmt: skip
+
+
+def test_what_the_model_saw_is_kept_beside_the_originals(vault: Vault) -> None:
+    expected = augmented_truth()
+    vault.write(2, 0, expected)
+    truth = Vault(vault.root).read(2, 0)
+    assert truth.originals is not None
+    assert torch.equal(truth.originals, expected.sources[:2])
+    assert torch.equal(truth.sources, expected.sources)
+    assert truth.class_weights == (0.5, 2.0)
+    assert [labels.tolist() for _, labels in truth.replay()] == [
+        labels.tolist() for _, labels in expected.replay()
+    ]
+    assert truth.digest() != replace(truth, class_weights=()).digest()
+    assert torch.equal(some_truth().sources, some_truth().images)
+
+
+@pytest.mark.parametrize("origins", [[0, 1, 0], [0, 1, 0, 2], []])
+def test_originals_that_are_of_other_images_are_damage(vault: Vault, origins: list[int]) -> None:
+    vault.write(2, 0, replace(augmented_truth(), origins=origins))
+    with pytest.raises(VaultError, match="its originals do not fit its images"):
+        vault.read(2, 0)
+
+
 def test_the_vault_is_for_its_owner_only(small_run: Run) -> None:
     assert stat.S_IMODE(small_run.vault.stat().st_mode) == 0o700
     files = [file for file in small_run.vault.rglob("*") if file.is_file()]

@@ -53,6 +53,19 @@ def test_an_update_arrives_as_it_was_sent(buffers: dict[str, torch.Tensor]) -> N
         assert all(torch.equal(there[name], here[name]) for name in there)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_numbers_of_half_the_bytes_arrive_as_they_were_sent(dtype: str) -> None:
+    half = {n: t.to(getattr(torch, dtype)) for n, t in update().tensors.items()}
+    sent = Update(Upload.DELTA, half, {}, num_examples=7, loss=0.25)
+    content = wire.upload(sent)
+    arrived = wire.uploaded(content, Upload.DELTA, form(sent))
+    for name, tensor in half.items():
+        assert arrived.tensors[name].dtype == tensor.dtype
+        assert torch.equal(arrived.tensors[name], tensor)
+    with pytest.raises(ReplyError, match=r"is of type u?(float|int)16, not float32"):
+        wire.uploaded(content, Upload.DELTA, form(update()))
+
+
 def test_a_client_learns_its_share_and_what_to_evaluate() -> None:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     content = wire.evaluation(ArrayRecord({"w": torch.ones(2)}), 3, wire.Share(1, 4))

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from fedsim.core.errors import SpecError
 from fedsim.core.learning import Update
 from fedsim.core.models import build_architecture
 from fedsim.core.observation import Public
 from fedsim.core.spec import Upload
-from fedsim.defenses.applied import announced, countered, declared, hiding, prepared
+from fedsim.defenses.applied import (
+    announced,
+    countered,
+    declared,
+    hiding,
+    prepared,
+    refuse_other_training,
+)
 from tests.conftest import small_spec
 
 FROZEN = "defenses=[{name: clipping, norm: 2.0}, {name: frozen_pe}]"
@@ -45,3 +54,28 @@ def test_one_defense_hides_single_uploads() -> None:
     assert hiding(declared(small_spec(FROZEN).defenses)) is None
     names = [{"name": "clipping"}, {"name": "secure_aggregation"}]
     assert type(hiding(declared(names))).__name__ == "SecureAggregation"
+
+
+@pytest.mark.parametrize(
+    ("train", "defense", "words"),
+    [
+        ("loss: {label_smoothing: 0.1}", "dp_sgd", r"DpSgd computes.*train\.loss would do nothing"),
+        ("precision: bfloat16", "soteria", r"Soteria computes.*train\.precision"),
+        ("accumulate: 2", "dp_sgd", r"train\.accumulate"),
+        ("augment: [{name: MixUp}]", "dp_sgd", r"train\.augment with mixtures"),
+        ("upload_dtype: float16", "secure_aggregation", r"whole numbers, so train\.upload_dtype"),
+    ],
+)
+def test_training_that_a_defense_would_not_do_is_refused(
+    train: str, defense: str, words: str
+) -> None:
+    spec = small_spec(f"train={{{train}}}", f"defenses=[{{name: {defense}}}]")
+    with pytest.raises(SpecError, match=words):
+        refuse_other_training(spec.train, declared(spec.defenses))
+    refuse_other_training(spec.train, declared([{"name": "gaussian_noise"}]))
+
+
+def test_what_was_uploaded_in_half_is_countered_in_float32() -> None:
+    update = Update(Upload.GRADIENT, {"head.weight": torch.ones(2, dtype=torch.bfloat16)})
+    model = build_architecture(small_spec().model, image_size=32, num_classes=8)
+    assert countered(update, [], model).update.tensors["head.weight"].dtype == torch.float32

@@ -70,6 +70,9 @@ HONEST = {
     "shared statistics": (RESNET, "train.batch_size=2"),
     "local statistics": (RESNET, "train.batch_size=2", "train.batchnorm=local"),
     "large steps": ("train.lr=100",),
+    "halves": ("train.upload_dtype=float16",),
+    "other halves": ("train={rounds: 1, upload: delta, lr: 0.05, upload_dtype: bfloat16}",),
+    "accumulated": ("train={rounds: 1, batch_size: 2, accumulate: 3, lr: 0.05}",),
     "by import path": ("defenses=[{name: 'tests.federation.test_admission:Halves'}]",),
 }
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import flwr.serverapp.strategy as flower
 import pytest
 import torch
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsim.core import wire
 from fedsim.core.errors import RunError, SpecError
 from fedsim.core.learning import Update
 from fedsim.core.spec import Upload
@@ -14,11 +19,13 @@ from fedsim.defenses import create_defense
 from fedsim.federation.aggregation import (
     CohortSum,
     Reply,
+    _beyond,
     create_strategy,
     masking,
     refuse_counters,
     refuse_too_few,
 )
+from fedsim.federation.grids import Cohort
 from tests.conftest import small_spec
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # messages ask for them
@@ -112,3 +119,48 @@ def test_an_option_that_a_strategy_has_no_default_for_may_be_given() -> None:
         "train.strategy=QFedAvg", "train.strategy_options={client_learning_rate: 0.1}"
     )
     assert create_strategy(spec).client_learning_rate == 0.1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("DifferentialPrivacyClientSideFixedClipping", "by a mod of Flower's"),
+        ("DifferentialPrivacyClientSideAdaptiveClipping", "by a mod of Flower's"),
+        ("DifferentialPrivacyServerSideFixedClipping", "hides nothing from that server"),
+        ("DifferentialPrivacyServerSideAdaptiveClipping", "hides nothing from that server"),
+        ("FedXgbBagging", "boosted trees"),
+        ("FedXgbCyclic", "boosted trees"),
+    ],
+)
+def test_a_strategy_whose_clients_would_have_to_do_more_is_refused_by_name(
+    name: str, why: str
+) -> None:
+    with pytest.raises(SpecError, match=rf"^train\.strategy: {name} .*{why}"):
+        create_strategy(small_spec(f"train.strategy={name}"))
+
+
+NEEDED = {"QFedAvg": "{client_learning_rate: 0.05}", "FedProx": "{proximal_mu: 0.5}"}
+ASKED = {"server-round", "proximal-mu"}  # what clients know to do
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in flower.__all__ if n not in ("Strategy", "Result") and _beyond(n) is None]
+)
+def test_no_strategy_asks_its_clients_for_what_they_do_not_do(name: str) -> None:
+    options = NEEDED.get(name, "{}")
+    strategy = create_strategy(
+        small_spec(f"train={{strategy: {name}, strategy_options: {options}}}")
+    )
+    nodes = Cohort(cast(Grid, None), [1, 2])
+    model = ArrayRecord({"w": torch.zeros(2)})
+    (message, *_) = strategy.configure_train(1, model, ConfigRecord(), nodes)
+    config = next(iter(message.content.config_records.values()))
+    assert set(config) <= ASKED
+    assert wire.proximal_of(message) == (0.5 if name == "FedProx" else 0.0)
+
+
+def test_fedprox_pushes_nobody_away() -> None:
+    with pytest.raises(SpecError, match=r"proximal_mu is -1.*below zero"):
+        create_strategy(
+            small_spec("train={strategy: FedProx, strategy_options: {proximal_mu: -1.0}}")
+        )

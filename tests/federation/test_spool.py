@@ -37,6 +37,14 @@ def test_weights_are_what_was_sent_moved_by_the_update(
     np.testing.assert_array_equal(record["frozen"].numpy(), [1.0, 1.0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_move_the_weights_in_float32(dtype: torch.dtype) -> None:
+    third = torch.tensor([1 / 3, 2 / 3]).to(dtype)
+    record = as_weights(SENT, Update("gradient", {"head": third}), lr=0.1)
+    expected = SENT["head"] - 0.1 * third.float()
+    np.testing.assert_array_equal(record["head"].numpy(), expected.numpy())
+
+
 @pytest.mark.parametrize("name", ["frozen", "mean", "head"])
 def test_what_is_done_to_an_array_in_place_reaches_nothing_else(name: str) -> None:
     kept, source = {n: tensor.clone() for n, tensor in SENT.items()}, update("delta")

@@ -206,3 +206,30 @@ def test_secure_aggregation_trains_the_same_model_and_hides_every_update(tmp_pat
             small_spec("defenses=[{name: secure_aggregation}, {name: gaussian_noise}]"),
             tmp_path / "wrong",
         )
+
+
+def test_fedprox_reaches_the_clients_and_moves_them_less(tmp_path: Path) -> None:
+    train = "train={rounds: 1, clients_per_round: 1, upload: delta, local_steps: 4, evaluate: false"
+    plain = federate(small_spec(f"{train}}}"), tmp_path / "plain")
+    options = "strategy: FedProx, strategy_options: {proximal_mu: 10.0}"
+    pulled = federate(small_spec(f"{train}, {options}}}"), tmp_path / "pulled")
+    free, held = (
+        torch.cat([t.flatten() for t in read_observation(path).update.tensors.values()]).norm()
+        for run in (plain, pulled)
+        for path in list_observations(run.observations)
+    )
+    assert float(held) < 0.9 * float(free)
+
+
+def test_the_learning_rate_of_each_round_is_public_and_what_the_server_steps_by(
+    tmp_path: Path,
+) -> None:
+    spec = small_spec("train.round_schedule={name: step, factor: 0.1}", "train.clients_per_round=1")
+    run = federate(spec, tmp_path / "run")
+    first, second = (read_observation(path) for path in list_observations(run.observations))
+    rates = [o.public.protocol.lr for o in (first, second)]
+    assert rates == pytest.approx([0.05, 0.005])
+    after = load_file(run.checkpoint)
+    for name, gradient in second.update.tensors.items():
+        expected = second.weights[name] - rates[1] * gradient
+        torch.testing.assert_close(after[name], expected)

@@ -10,6 +10,7 @@ from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.files import write_json
 from fedsim.core.run import Run
 from fedsim.report import content
+from tests.conftest import small_spec
 from tests.report.conftest import BLIND, CLOSE, EXACT, Page, make_run
 
 
@@ -90,3 +91,20 @@ def test_a_budget_without_noise_is_told_as_none_at_all() -> None:
     budget = {"defense": "dp_sgd", "epsilon": None, "delta": 1e-5, "protects": "one sample"}
     (told,) = content.privacy({"privacy": [budget]})
     assert "no epsilon at all" in told
+
+
+def test_how_clients_train_is_a_fact_where_it_is_more_than_plain_steps() -> None:
+    train = (
+        "train={augment: [{name: RandAugment}, {name: MixUp}], loss: {label_smoothing: 0.1, "
+        "weights: balanced}, accumulate: 2, strategy: FedProx, strategy_options: "
+        "{proximal_mu: 0.5}, round_schedule: {name: cosine}, precision: bfloat16, "
+        "upload_dtype: float16}"
+    )
+    ((name, words),) = content._training_facts(small_spec(train).train)
+    assert name == "Training"
+    assert words == (
+        "pictures augmented (RandAugment, MixUp); labels smoothed by 0.1; classes weighted by each "
+        "client's own counts; 2 batches a step; FedProx mu 0.5; learning rate by round: cosine; "
+        "computed in bfloat16; uploaded in float16"
+    )
+    assert content._training_facts(small_spec().train) == []

@@ -75,3 +75,15 @@ def test_a_redacted_report_shows_no_picture_of_a_client(tmp_path: Path) -> None:
     for uri in re.findall(r'src="data:image/png;base64,([^"]+)"', page):
         shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(uri))).convert("RGB"))
         assert len(np.unique(shown.reshape(-1, 3), axis=0)) <= 25  # a mosaic of five by five
+
+
+def test_a_picture_that_was_augmented_is_shown_beside_the_view_of_it() -> None:
+    row = {"psnr": 40.0, "ssim": 0.9, "psnr_original": 11.0, "round": 1, "client": 0}
+    row |= {"in_batch": 1, "image": 0}
+    view, own = torch.zeros(3, 16, 16), torch.ones(3, 16, 16)
+    pair = pictures.Pair(row, view, view, False, before=own)
+    assert pair.source == pictures.data_uri(own)
+    assert pair.original == pictures.data_uri(view)
+    assert pair.original_alt.startswith("Picture as the model saw it")
+    assert pair.scores.endswith("; 11.0 dB against the original")
+    assert pictures.Pair(row, view, view, False, redacted=True, before=own).source is None

@@ -24,9 +24,11 @@ from fedsim.clients.app import ClientSide
 from fedsim.core.files import read_json, save_tensors, tensors_from_bytes, write_json
 from fedsim.core.keyring import Key, Keyring
 from fedsim.core.learning import Update
+from fedsim.core.losses import Loss
 from fedsim.core.observation import Observation, read_observation
+from fedsim.core.optimizers import Schedule
 from fedsim.core.run import Run, list_observations, observation_name, truth_path, vault_key_path
-from fedsim.core.spec import Spec
+from fedsim.core.spec import Spec, TrainSpec
 from fedsim.core.vault import Vault
 from fedsim.scoring.canary import (
     CANARY_TOLERANCE,
@@ -35,6 +37,7 @@ from fedsim.scoring.canary import (
     check_canaries,
     computed_from,
     keep_canaries,
+    tolerance_of,
 )
 from fedsim.scoring.scores import columns
 from tests.conftest import small_spec
@@ -452,3 +455,55 @@ def test_a_wrong_replay_is_noticed_under_masks_too(defenses: str, tmp_path: Path
     assert canary(seen, truth, cpu, cohort) < 1e-6
     moved = {name: t + 0.3 * torch.ones_like(t) for name, t in seen.weights.items()}
     assert canary(replace(seen, weights=moved), truth, cpu, cohort) > 1e-2
+
+
+LOCAL = "train={rounds: 1, clients_per_round: 1, upload: delta, local_steps: 3, batch_size: 2"
+ONE = "train={rounds: 1, clients_per_round: 1, batch_size: 2"
+AUGMENT = "augment: [{name: RandomResizedCrop, scale: [0.5, 1]}, {name: RandAugment}"
+# How people train, and an announcement of it that is wrong.
+TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "augmented": (f"{ONE}, {AUGMENT}]", {"mean": (0.4, 0.4, 0.4)}),
+    "mixed": (f"{ONE}, {AUGMENT}, {{name: CutMix}}]", {"loss": Loss(label_smoothing=0.1)}),
+    "smoothed": (f"{ONE}, loss: {{label_smoothing: 0.1}}", {"loss": Loss()}),
+    "balanced": (f"{ONE}, loss: {{weights: balanced}}", {"loss": Loss()}),
+    "adam": (f"{LOCAL}, optimizer: adam, lr: 0.001", {"optimizer": "adamw", "weight_decay": 0.1}),
+    "scheduled": (f"{LOCAL}, schedule: {{name: cosine}}", {"schedule": Schedule()}),
+    "accumulated": (f"{LOCAL}, accumulate: 2, momentum: 0.9", {"momentum": 0.8}),
+    "proximal": (
+        f"{LOCAL}, strategy: FedProx, strategy_options: {{proximal_mu: 1.0}}",
+        {"proximal": 0.0},
+    ),
+    "bfloat16": (f"{ONE}, precision: bfloat16", {"loss": Loss(label_smoothing=0.1)}),
+    "float16": (f"{ONE}, precision: float16", {"loss": Loss(label_smoothing=0.1)}),
+    "uploaded in float16": (f"{ONE}, upload_dtype: float16", {"upload_dtype": "float32"}),
+    "uploaded in bfloat16": (f"{ONE}, upload_dtype: bfloat16", {"upload_dtype": "float16"}),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_canary_holds_for_training_as_it_is_announced_and_for_no_other(
+    name: str, tmp_path: Path
+) -> None:
+    train, wrong = TRAININGS[name]
+    spec = small_spec(VIT[0], f"{train}, evaluate: false}}")
+    run = federate(spec, tmp_path / "run")
+    (path,) = list_observations(run.observations)
+    observation = read_observation(path)
+    truth = Vault(run.vault).read(1, observation.client)
+    assert canary(observation, truth, torch.device("cpu")) <= CANARY_TOLERANCE
+    protocol = observation.public.protocol
+    if name == "balanced":  # which the announcement does not tell, and the vault does
+        truth = replace(truth, class_weights=())
+    public = replace(observation.public, protocol=replace(protocol, **wrong))
+    other = canary(replace(observation, public=public), truth, torch.device("cpu"))
+    assert other > tolerance_of(protocol)
+
+
+def test_half_of_the_digits_leave_more_room_and_never_less_than_is_usual() -> None:
+    for precision in ("float32", "float16", "bfloat16"):
+        train = TrainSpec(precision=precision)  # type: ignore[arg-type]
+        assert tolerance_of(train) >= CANARY_TOLERANCE
+    assert tolerance_of(TrainSpec()) == CANARY_TOLERANCE
+    assert tolerance_of(TrainSpec(precision="bfloat16")) > tolerance_of(
+        TrainSpec(precision="float16")
+    )

@@ -17,6 +17,7 @@ from fedsim.bench.table import aggregate
 from fedsim.campaign.jobs import Job
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.campaign.progress import Silent
+from fedsim.clients.data import pixel_digest
 from fedsim.core.attack import Reconstruction
 from fedsim.core.files import write_json
 from fedsim.core.learning import Update
@@ -374,3 +375,35 @@ def test_scores_from_before_there_were_flat_colours_open_everywhere(
         {**cell, **cost, **counts, "attack": "prior_only", "baseline": True},
     ]
     assert aggregate(pictures, pd.DataFrame(outcomes))["recovered"].tolist() == [1.0]
+
+
+AUGMENTED = (
+    "train={rounds: 1, clients_per_round: 2, evaluate: false, "
+    "augment: [{name: RandomResizedCrop, scale: [0.3, 0.6]}]}"
+)
+
+
+def test_a_picture_is_scored_as_the_model_saw_it_and_as_it_was(tmp_path: Path) -> None:
+    run = audit(small_spec(AUGMENTED, "audit.gallery=20"), tmp_path / "run")
+    rows = run.scores[run.scores["attack"] == "patch_solve"]
+    assert (rows["psnr"] > 60).all()
+    assert (rows["psnr_original"] < 30).all()
+    assert (rows["canary"] < 1e-4).all()
+    (entry, _) = run.summary["verdicts"]
+    assert entry["verdict"] == "LEAKS"
+    assert (entry["originals"]["seen"], entry["originals"]["originals"]) == (2, 0)
+    assert (
+        "as the model saw them, augmented: 2 of 2 came back; of the originals 0" in (entry["words"])
+    )
+    again = [pixel_digest(one) for o in victims(run.spec) for one in original_of(run, *o)]
+    assert rows["digest"].tolist() == again  # the same picture in another run is known again
+
+
+def original_of(run: Run, round_: int, client: int) -> torch.Tensor:
+    return Vault(run.vault).read(round_, client).sources
+
+
+def test_where_nothing_is_augmented_both_scores_are_the_same(run: Run) -> None:
+    found = score_jobs(run, jobs(run))
+    assert found["psnr_original"].tolist() == found["psnr"].tolist()
+    assert found["ssim_original"].tolist() == found["ssim"].tolist()

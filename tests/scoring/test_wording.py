@@ -61,6 +61,14 @@ def test_a_picture_that_came_back_shifted_is_told_at_both_places() -> None:
     assert closest({"metrics": numbers}) == "12.0 dB"
 
 
+def test_of_augmented_pictures_it_is_told_which_came_back() -> None:
+    found = {"seen": 2, "originals": 0, "of": 3, "closest_original": 12.34}
+    words = words_of(entry("LEAKS", originals=found))
+    assert "as the model saw them, augmented: 2 of 3 came back; of the originals 0" in words
+    assert "(the closest: 12.3 dB)" in words
+    assert "augmented" not in words_of(entry("LEAKS"))
+
+
 def test_pictures_that_stand_out_are_counted() -> None:
     found = {"pictures": 2, "of": 4, "where": "round 1, client 2, image 0"}
     words = stand_out_words({**found, "psnr": 29.64, "ssim": 0.918})

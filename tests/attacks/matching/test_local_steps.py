@@ -11,6 +11,7 @@ from fedsim.attacks.matching.matcher import GradientMatcher, Way
 from fedsim.attacks.matching.objectives import Cosine, SquaredL2, Target
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.metrics import psnr
+from fedsim.core.optimizers import Schedule
 from tests.attacks.matching.conftest import cosine, pictures, tiny
 from tests.staging import attack, convnet, several_steps
 
@@ -37,14 +38,24 @@ def test_local_steps_are_simulated(local: str) -> None:
 PROTOCOLS = {
     "plain": Protocol(upload="delta", lr=0.1),
     "momentum and decay": Protocol(upload="delta", lr=0.05, momentum=0.9, weight_decay=0.1),
+    "scheduled": Protocol(upload="delta", lr=0.1, momentum=0.5, schedule=Schedule("cosine")),
+    "proximal": Protocol(upload="delta", lr=0.1, momentum=0.5, proximal=2.0),
+    "proximal and clipped": Protocol(upload="delta", lr=0.1, proximal=2.0, clip=0.1),
     "clipped": Protocol(upload="delta", lr=0.1, momentum=0.5, clip=0.1),
 }
 
 
-@pytest.mark.parametrize("name", [*PROTOCOLS, "adamw"])
+ADAPTIVE = {
+    "adamw": Protocol(upload="delta", optimizer="adamw", lr=0.01, weight_decay=0.1),
+    "adam": Protocol(
+        upload="delta", optimizer="adam", lr=0.01, weight_decay=0.1, betas=(0.8, 0.99)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*PROTOCOLS, *ADAPTIVE])
 def test_the_unrolled_client_is_the_real_client(name: str) -> None:
-    adamw = Protocol(upload="delta", optimizer="adamw", lr=0.01, weight_decay=0.1)
-    protocol = PROTOCOLS.get(name, adamw)
+    protocol = {**PROTOCOLS, **ADAPTIVE}[name]
     protocol = Protocol(**{**protocol.__dict__, "mean": (0, 0, 0), "std": (1, 1, 1)})
     images, labels = pictures(4, 0, 4), torch.tensor([0, 1, 2, 3])
     rows = [[0, 1], [2, 3], [0, 1]]

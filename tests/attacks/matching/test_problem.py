@@ -9,6 +9,7 @@ from fedsim.attacks.inverting_gradients import InvertingGradients
 from fedsim.attacks.matching.problem import unrolled_protocol
 from fedsim.core.knowledge import THREATS, Announced, View
 from fedsim.core.learning import local_update
+from fedsim.core.losses import Loss
 from fedsim.core.observation import Observation, Public
 from fedsim.core.spec import DataSpec, Spec, TrainSpec
 from tests.staging import CPU, convnet, photos
@@ -33,6 +34,10 @@ DELTA = {"upload": "delta", "batch_size": 2, "lr": 0.05}
         ({**DELTA, "local_steps": 3}, 3, 2, [[0, 1], [0, 1], [0, 1]]),
         ({**DELTA, "local_steps": 3}, 3, 4, [[0, 1], [2, 3], [0, 1]]),
         ({**DELTA, "local_epochs": 2}, 4, None, [[0, 1], [2, 3]] * 2),  # the same ones again
+        (
+            {**DELTA, "local_epochs": 2, "augment": [{"name": "RandomHorizontalFlip"}]},
+            *(4, None, [[0, 1], [2, 3], [4, 5], [6, 7]]),  # new views of them
+        ),
     ],
 )
 def test_steps_take_new_pictures_and_epochs_the_same_ones(
@@ -62,3 +67,15 @@ def test_pixels_and_normalised_images_are_each_others_inverse() -> None:
     assert torch.equal(problem.normalised(torch.zeros(1, 3, 2, 2)), low.expand(1, 3, 2, 2))
     assert torch.allclose(problem.pixels(problem.normalised(images)), images, atol=1e-6)
     assert float(problem.pixels(high + 1).max()) == 1.0
+
+
+def test_the_clients_loss_is_matched_by_who_may_know_it() -> None:
+    train = TrainSpec.model_validate({"loss": {"label_smoothing": 0.5}})
+    assert InvertingGradients().problem(view_of(train, 1), CPU).loss == train.loss
+    assert InvertingGradients().problem(view_of(train, 1, "B"), CPU).loss == Loss()
+    task = InvertingGradients(steps=1).task(view_of(train, 1), CPU)
+    images, labels = photos(16, [0])
+    truth = task.problem.normalised(images)[None]
+    assert float(task.matcher.value(truth, labels[None])) < 1e-6
+    plain = InvertingGradients(steps=1).task(view_of(train, 1, "B"), CPU)
+    assert float(plain.matcher.value(truth, labels[None])) > 1e-4

@@ -1,0 +1,45 @@
+"""What a spec's way of training means for what it gives away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedsim.core.augment import mixes
+from fedsim.core.spec import Upload
+from fedsim.lint.facts import Facts
+from fedsim.lint.findings import Finding
+
+NAMES = {
+    "augmented": "what augmentation changes of what leaks",
+    "idle-proximal": "a proximal term that never acts",
+}
+
+
+def augmented(facts: Facts) -> Iterator[Finding]:
+    """A view of a picture leaks as the picture itself would."""
+    transforms = [one.model_dump() for one in facts.spec.train.augment]
+    if not transforms:
+        return
+    names = ", ".join(one["name"] for one in transforms)
+    alone = mixes(transforms) and facts.spec.train.step_size == 1
+    more = " A batch of one is mixed with itself: that hides nothing." if alone else ""
+    reason = (
+        f"Clients augment their pictures ({names}): what comes back is a picture as the model saw "
+        f"it, and a crop or a mirrored face is still its owner's. Reports score it against the "
+        f"original as well.{more}"
+    )
+    yield Finding("augmented", "note", reason)
+
+
+def idle_proximal(facts: Facts) -> Iterator[Finding]:
+    """The weights are those of the server at the first step: there is nothing to pull back."""
+    train = facts.spec.train
+    once = train.upload is Upload.GRADIENT or facts.steps == 1
+    if train.proximal and once:
+        reason = (
+            "FedProx's term is zero at the first step, and clients take no other: they train as "
+            "under FedAvg."
+        )
+        yield Finding(
+            "idle-proximal", "note", reason, ("train.upload=delta", "train.local_steps=5")
+        )

@@ -1,0 +1,39 @@
+"""Findings on how clients train: what augmentation leaves, and a term that never acts."""
+
+from __future__ import annotations
+
+import pytest
+
+import fedsim
+from fedsim.core.errors import SpecError
+from tests.lint.conftest import linted
+
+AUGMENT = "train.augment=[{name: RandomResizedCrop, scale: [0.5, 1]}, {name: MixUp}]"
+PROX = "train={rounds: 2, strategy: FedProx, strategy_options: {proximal_mu: 1.0}"
+
+
+def test_a_view_of_a_picture_is_told_to_leak_as_the_picture_does() -> None:
+    found = linted(AUGMENT)
+    assert "RandomResizedCrop, MixUp" in found.of("augmented")[0].reason
+    assert "mixed with itself" in found.of("augmented")[0].reason
+    assert found.of("exact-inversion")[0].severity == "certain"
+    assert not linted().of("augmented")
+
+
+def test_several_views_of_one_picture_are_several_pictures() -> None:
+    one = ["data.clients=512", "train.upload=delta", "train.local_epochs=3"]
+    assert linted(*one).facts.images == 1
+    assert linted(*one, "train.augment=[{name: RandAugment}]").facts.images == 3
+
+
+def test_a_proximal_term_of_one_step_is_told_to_do_nothing() -> None:
+    assert linted(f"{PROX}}}").of("idle-proximal")
+    assert not linted(f"{PROX}, upload: delta, local_steps: 3}}").of("idle-proximal")
+    assert not linted().of("idle-proximal")
+
+
+def test_training_that_could_not_run_is_a_mistake_in_the_spec() -> None:
+    with pytest.raises(SpecError, match="no transform 'RandAugmnt'"):
+        fedsim.lint({}, "train.augment=[{name: RandAugmnt}]")
+    with pytest.raises(SpecError, match=r"train\.loss would do nothing"):
+        fedsim.lint({}, "train.loss.label_smoothing=0.1", "defenses=[{name: dp_sgd}]")
