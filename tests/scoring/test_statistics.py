@@ -65,7 +65,7 @@ def test_a_rate_has_the_exact_binomial_interval() -> None:
 
 def test_attacks_are_compared_on_the_same_pictures() -> None:
     rows = [("a", 1, c, 20.0 + c) for c in range(4)] + [("b", 1, c, 10.0 + c) for c in range(3)]
-    (pair,) = compare(scores(rows), ["a", "b", "never ran"], 0)
+    (pair,) = compare(scores(rows), ["a", "b", "never ran"])
     assert (pair["first"], pair["second"], pair["pictures"]) == ("a", "b", 3)
     assert pair["psnr"] == {"mean": 10, "low": 10, "high": 10}
 
@@ -80,7 +80,7 @@ def test_the_most_exposed_client_comes_first() -> None:
 def test_leakage_over_rounds_stands_beside_the_accuracy_the_clients_started_from() -> None:
     rounds = pd.DataFrame({"round": [1, 2], "test_accuracy": [0.3, 0.6]})
     table = scores([("a", 1, 0, 30.0), ("a", 2, 0, 20.0)])
-    first, second = over_rounds(table, rounds, 0)
+    first, second = over_rounds(table, rounds)
     assert (first["round"], first["psnr"]["mean"], first["accuracy_before"]) == (1, 30, None)
     assert (second["round"], second["psnr"]["mean"], second["accuracy_before"]) == (2, 20, 0.3)
 
