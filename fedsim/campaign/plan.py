@@ -58,7 +58,8 @@ def prepare(spec: Spec, classes: int | None = None, *, willing: bool = False) ->
 
     Given the number of ``classes``, the data set is not opened: the clients have it, each a part.
     With ``willing``, attacks that cannot work on this model or with this training are let in, each
-    to decline when it is asked: where several models share a table, or rounds that are done are looked at again.
+    to decline when it is asked: where several models share a table, or rounds that are done are
+    looked at again.
     """
     refuse_unplayed(spec.threat, spec.server)
     _check_manoeuvre(spec)

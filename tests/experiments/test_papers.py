@@ -155,6 +155,14 @@ def test_the_papers_budgets_leave_what_sets_the_rows_of_a_table_apart(table: Tab
             assert attack.steps >= small.params.get("steps", 0)
 
 
+@pytest.mark.parametrize("name", ["vit", "vit_long", "resnet"])
+def test_attacks_that_are_held_against_each_other_smooth_alike(name: str) -> None:
+    """The weight of total variation decides more than anything else at a few hundred steps."""
+    components = load_spec(HERE / "tables" / f"{name}.yaml").attacks
+    weights = {getattr(create_attack(c.name, **c.params), "tv", 0.0) for c in components}
+    assert weights - {0.0} == {0.5}
+
+
 def at_the_papers_budget(spec: str) -> dict[str, Attack]:
     """The attacks of a spec at their papers' budgets, by title."""
     path = HERE / spec
