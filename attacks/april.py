@@ -52,6 +52,12 @@ class April(PresetParameters, MatchingAttack):
         position = transformer_parts(model, "april").position
         if position is None or not model.get_parameter(position).requires_grad:
             raise AttackError("april needs a learned position embedding; there is none.")
+        learned = [name for name, p in model.named_parameters() if p.requires_grad]
+        if position not in self.selected(model, learned):
+            raise AttackError(
+                "april compares the gradients of the position embedding, which parts, blocks or "
+                "without leave out here."
+            )
 
     def objective(self, problem: Problem) -> Objective:
         position = transformer_parts(problem.model, "april").position

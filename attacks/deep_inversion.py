@@ -82,6 +82,10 @@ class DeepInversion(PresetParameters, MatchingAttack):
     def objective(self, problem: Problem) -> Objective:
         return SquaredL2()  # of nothing: no gradient is compared
 
+    @property
+    def feels_size(self) -> bool:
+        return False
+
     def phases(self) -> Phases:
         return ((0.0, 1.0),)
 

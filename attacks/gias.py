@@ -108,7 +108,8 @@ class Gias(PresetParameters, MatchingAttack):
             )
 
     def check_spec(self, spec: Spec) -> None:
-        """Find out before any round runs whether a fresh generator can be made."""
+        """Find out before any round runs whether a fresh generator can be made, too."""
+        super().check_spec(spec)
         if self.space != "x" and not self._trained:
             self.fresh(spec.data.image_size, seed=0)
 

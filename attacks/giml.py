@@ -61,8 +61,14 @@ class Giml(Gias):
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {"steps": 1500, "refine": 5000, "lr_z": 0.03, "tv": 1e-4, "keep": "last"},
-        "cpu": {"steps": 200, "refine": 500, "lr_z": 0.1, "tv": 0.01, "keep": "matching"},
+        "paper": {
+            **{"steps": 1500, "refine": 5000, "lr_z": 0.03, "tv": 1e-4, "keep": "last"},
+            **{"task_steps": 1000, "task_lr": 0.03, "shared_steps": 500, "shared_lr": 1e-3},
+        },
+        "cpu": {
+            **{"steps": 200, "refine": 500, "lr_z": 0.1, "tv": 0.01, "keep": "matching"},
+            **{"task_steps": 30, "task_lr": 0.1, "shared_steps": 8, "shared_lr": 2e-3},
+        },
     }
 
     space: SpaceName = "z"
@@ -71,10 +77,10 @@ class Giml(Gias):
     latent: Weight = 1e-3
     meta_steps: Count = 5
     tasks: Count = 4
-    task_steps: Count = 30
-    task_lr: Rate = 0.1
-    shared_steps: Count = 8
-    shared_lr: Rate = 2e-3
+    task_steps: Count = PRESET
+    task_lr: Rate = PRESET
+    shared_steps: Count = PRESET
+    shared_lr: Rate = PRESET
     outer: Literal["reptile", "adam"] = "reptile"
     beta: Rate = 1.0
     outer_lr: Rate = 1e-2

@@ -24,6 +24,7 @@ from fedsim.attacks.matching import (
     Phases,
     PresetParameters,
     Problem,
+    Rate,
     ScheduleName,
     Term,
     Weight,
@@ -70,7 +71,7 @@ class GradInversion(PresetParameters, MatchingAttack):
     schedule: ScheduleName = PRESET
     keep: KeepName = PRESET
     cost: ObjectiveName = PRESET
-    matching: Weight = PRESET
+    matching: Rate = PRESET
     tv: Weight = PRESET
     l2: Weight = PRESET
     bn: Weight = PRESET
@@ -98,5 +99,4 @@ class GradInversion(PresetParameters, MatchingAttack):
 
     def features(self, problem: Problem) -> FeaturePrior | None:
         # The search weighs what the matcher returns by the matching's weight; undo that here.
-        relative = self.bn / max(self.matching, 1e-12)
-        return batchnorm_prior(problem, self.batchnorm, relative, self.bn_first)
+        return batchnorm_prior(problem, self.batchnorm, self.bn / self.matching, self.bn_first)

@@ -1,16 +1,17 @@
 """Joint inversion: the PSNR of one client's pictures over the number of its updates seen together.
 
-    python experiments/joint.py --data FACES/victims [--batches 8] [--rounds 1 2 4 8]
+    python experiments/joint.py --data FACES/victims [--batches 8] [--rounds 1 2 4 8] [--each 4]
 
-Appendix D of GIAS (Fig. A3): a client's eight pictures stand behind every update. `fresh` weights
-are drawn anew for every round, as an attacker would like them; `trained` ones move by the client's
-own SGD steps, as they do in a federation.
+Appendix D of GIAS (Fig. A3): a client has eight pictures, and four of them, drawn anew in every
+round, stand behind an update (``--each 8``: all of them every time). `fresh` weights are drawn anew
+for every round, as an attacker would like them; `trained` ones move by the client's own SGD steps,
+as they do in a federation. Measured are the pictures of the last round.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,18 +47,23 @@ class Setting:
 
 
 def observations(
-    setting: Setting, images: Tensor, labels: Tensor, fresh: bool, count: int
+    setting: Setting, images: Tensor, labels: Tensor, fresh: bool, drawn: Sequence[Tensor]
 ) -> Iterator[Observation]:
-    """The client's updates of so many rounds."""
+    """The client's updates, one for every round's rows."""
     net = setting.net(0)
-    for round_ in range(1, count + 1):
+    for round_, rows in enumerate(drawn, start=1):
         net = setting.net(round_) if fresh else net
-        update = local_update(net, [(images, labels)], setting.public.protocol)
+        update = local_update(net, [(images[rows], labels[rows])], setting.public.protocol)
         weights = {name: tensor.clone() for name, tensor in net.state_dict().items()}
         yield Observation(round_, 0, weights, update, setting.public)
         with torch.no_grad():
             for name, parameter in net.named_parameters():
                 parameter.sub_(update.tensors[name], alpha=setting.lr)
+
+
+def draw(rng: np.random.Generator, count: int, each: int, rounds: int) -> list[Tensor]:
+    """Which of the client's pictures stand behind the update of each round."""
+    return [torch.as_tensor(rng.permutation(count)[:each]) for _ in range(rounds)]
 
 
 def attacked(
@@ -90,6 +96,7 @@ def main() -> None:
     parser.add_argument("--data", help="a tree of class folders; the built-in photos without it")
     parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--rounds", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--each", type=int, default=4, help="pictures behind an update, of eight")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--tv", type=float, default=0.01)
     options = parser.parse_args()
@@ -97,7 +104,7 @@ def main() -> None:
     data = DataSpec(name=name, path=options.data, image_size=32)
     pictures = load_images(data, "train")
     model, classes = ModelSpec(name="convnet"), len(pictures.classes)
-    train = TrainSpec(batch_size=8)
+    train = TrainSpec(batch_size=options.each)
     public = Public.of(Spec(data=data, model=model, train=train), classes)
     setting = Setting(data, model, classes, public)
     rng = np.random.default_rng(0)
@@ -110,12 +117,14 @@ def main() -> None:
         ]
         images = torch.stack([pictures.image(row) for row in chosen])
         labels = torch.tensor(pictures.labels[chosen])
+        drawn = draw(rng, len(chosen), options.each, max(options.rounds))
         for word, fresh in (("fresh", True), ("trained", False)):
-            updates = list(observations(setting, images, labels, fresh, max(options.rounds)))
+            updates = list(observations(setting, images, labels, fresh, drawn))
             for rounds in options.rounds:
                 guesses = attacked(setting, updates, rounds, options.steps, options.tv)
-                order = match_order(images, guesses)
-                value = float(psnr(images, guesses[torch.as_tensor(order)]).mean())
+                truth = images[drawn[-1]]
+                order = match_order(truth, guesses)
+                value = float(psnr(truth, guesses[torch.as_tensor(order)]).mean())
                 scores.setdefault((word, rounds), []).append(value)
     print("| weights | " + " | ".join(f"{r} rounds" for r in options.rounds) + " |")
     print("|---|" + "---|" * len(options.rounds))

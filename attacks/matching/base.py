@@ -18,9 +18,9 @@ from fedsim.attacks.matching.budget import BudgetParameters
 from fedsim.attacks.matching.derivatives import DerivativeParameters
 from fedsim.attacks.matching.label_rule import LabelParameters
 from fedsim.attacks.matching.matcher import refuse_way
-from fedsim.attacks.matching.objectives import Objective, is_scale_free
+from fedsim.attacks.matching.objectives import Objective, is_scale_free, objective_of
 from fedsim.attacks.matching.priors import FeaturePrior, Term
-from fedsim.attacks.matching.problem import ClientParameters, Problem
+from fedsim.attacks.matching.problem import ClientParameters, Problem, refuse_local
 from fedsim.attacks.matching.stages import Stage, Task, search_stages
 from fedsim.attacks.matching.start import StartParameters
 from fedsim.attacks.matching.target import TargetParameters
@@ -28,6 +28,7 @@ from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.observation import Public
+from fedsim.core.spec import Spec
 
 # In the order of the notebooks that searches under way have written.
 SHARED_PARAMETERS = (
@@ -64,6 +65,15 @@ class MatchingAttack(
     @abstractmethod
     def objective(self, problem: Problem) -> Objective:
         """How a gradient is compared with the one observed."""
+
+    @property
+    def feels_size(self) -> bool:
+        """Whether the cost changes with the size of a gradient."""
+        cost = getattr(self, "cost", None)
+        return cost is None or not is_scale_free(objective_of(cost))
+
+    def check_spec(self, spec: Spec) -> None:
+        refuse_local(self.local, spec, feels_size=self.feels_size)
 
     def check_model(self, model: nn.Module, public: Public) -> None:
         self.refuse_labels()

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fedsim.attacks.matching.presets import PresetName
 from fedsim.attacks.matching.registration import align
-from fedsim.core.anatomy import batchnorm_names
+from fedsim.core.anatomy import batchnorm_names, feature_statistics
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import Statistics
 from fedsim.core.learning import Colour, Update
@@ -231,8 +231,8 @@ class FeaturePrior:
         scale = (self.first if index == 0 else 1.0) / (self.units[index] if self.units else 1.0)
 
         def collect(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            values = inputs[0].transpose(0, 1).flatten(1)  # (C, all positions)
-            off = _distance(values.mean(1), mean) + _distance(values.var(1), variance)
+            seen_mean, seen_variance = feature_statistics(inputs[0])
+            off = _distance(seen_mean, mean) + _distance(seen_variance, variance)
             self._terms.append(scale * off)
 
         return collect

@@ -14,14 +14,20 @@ from fedsim.attacks.matching.ranges import Count
 from fedsim.core.defense import Informed
 from fedsim.core.epochs import epoch_rows, samples_of_epoch
 from fedsim.core.errors import AttackError
-from fedsim.core.knowledge import View
+from fedsim.core.knowledge import View, granted_by
 from fedsim.core.learning import Protocol, Update
 from fedsim.core.losses import Loss
-from fedsim.core.spec import Upload
+from fedsim.core.spec import Spec, Upload
 
 Simulation = Literal["single", "unroll", "surrogate"]
 LocalName = Literal["auto", "single", "unroll", "surrogate"]
 
+_STEPS_KNOWN = frozenset({"optimizer", "learning_rate", "local_steps"})
+_UNKNOWN_STEPS = "local: unroll needs the client's optimiser and learning rate."
+UNKNOWN_SIZE = (
+    "the size of a gradient cannot be told from this weight delta; only an objective that compares "
+    "directions (cosine) can match it."
+)
 _UNROLLED_AT_MOST = 16  # local steps; beyond, auto takes the surrogate, whose cost does not grow
 
 
@@ -109,6 +115,21 @@ class ClientParameters:
         )
 
 
+def refuse_local(local: LocalName, spec: Spec, *, feels_size: bool) -> None:
+    """Raise for weight deltas that cannot be simulated as asked, or whose cost needs the size of a
+    gradient that nobody can tell: what `_simulation_of_steps` and the target find out later."""
+    if spec.train.upload is not Upload.DELTA:
+        return
+    granted, steps = granted_by(spec.threat), spec.train.local_steps or 1
+    knows = granted >= _STEPS_KNOWN
+    if local == "unroll" and not knows:
+        raise AttackError(_UNKNOWN_STEPS)
+    many = local == "surrogate" or (local == "auto" and knows and steps > _UNROLLED_AT_MOST)
+    lost = local != "unroll" and "learning_rate" not in granted
+    if feels_size and (lost or (many and steps > 1)):
+        raise AttackError(UNKNOWN_SIZE)
+
+
 def unrolled_protocol(view: View) -> Protocol:
     """The steps to unroll; a clipped gradient is the (negative) delta of one step of size one."""
     protocol = view.protocol()
@@ -125,7 +146,7 @@ def _simulation(
     local: LocalName, view: View, update: Update, steps: int, notes: list[str]
 ) -> Simulation:
     """How the client is simulated; ``auto`` by what is known of its steps."""
-    knows = all(map(view.grants, ("optimizer", "learning_rate", "local_steps")))
+    knows = all(map(view.grants, _STEPS_KNOWN))
     match update.kind:
         case Upload.GRADIENT:
             clips = knows and view.protocol().clip is not None
@@ -145,7 +166,7 @@ def _simulation_of_steps(
         return "single"
     if local != "auto":
         if local == "unroll" and not knows:
-            raise AttackError("local: unroll needs the client's optimiser and learning rate.")
+            raise AttackError(_UNKNOWN_STEPS)
         return local
     if not knows:
         notes.append("a weight delta is matched as if it were one gradient step")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsim.attacks.matching.layers import Blocks, Part, select
 from fedsim.attacks.matching.objectives import Objective, Target, is_scale_free
-from fedsim.attacks.matching.problem import Problem
+from fedsim.attacks.matching.problem import UNKNOWN_SIZE, Problem
 from fedsim.attacks.pulls import momentum_pull
 from fedsim.core.errors import AttackError
 from fedsim.core.spec import Upload
@@ -63,10 +63,7 @@ def _as_gradient(
     view = problem.view
     if problem.local == "surrogate" or not view.grants("learning_rate"):
         if not is_scale_free(objective):
-            raise AttackError(
-                "the size of a gradient cannot be told from this weight delta; only an "
-                "objective that compares directions (cosine) can match it."
-            )
+            raise AttackError(UNKNOWN_SIZE)
         return {name: -tensor for name, tensor in delta.items()}
     pull, decay = float(len(problem.batches)), 0.0
     if view.grants("optimizer"):

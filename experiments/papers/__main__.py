@@ -5,8 +5,9 @@
 
 What is done is not done again: the same command goes on after anything that stopped it. ``--jobs``
 runs so many tables at a time, each with its share of the processor. ``--paper`` takes the papers'
-own budgets (`preset: paper`, for a GPU). A table is an audit of one spec under `experiments/`, or
-what a script there prints; its page is DIR/TABLES.md, with the time that each took.
+own budgets of attacks (`preset: paper`, for a GPU); what scripts train or search keeps its steps. A
+table is an audit of one spec under `experiments/`, or what a script there prints; its page is
+DIR/TABLES.md, with the time that each took.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.attacks import create_attack
@@ -10,26 +11,27 @@ from fedsim.attacks.gias import Gias
 from fedsim.attacks.matching import PresetParameters
 from fedsim.core.spec import load_spec
 
-# for a CPU, wherever they stand
+# for a CPU, wherever they stand and the paper has a number of its own
 TUNED = {"steps", "refine", "tv", "image", "patch", "group", "lr_z", "lr_w"}
 WHOLE = 6500  # steps of GIAS in all, whatever it searches: 1,500 on z and 5,000 on w
 
 
-def at_paper_budget(spec: Path) -> str:
-    """An override that gives every attack of a spec its paper's budget; what sets the rows of a
-    table apart, such as a term that is left out or a single seed, stays."""
-    attacks, components = [], load_spec(spec).attacks
+def at_paper_budget(spec: Path, overrides: Sequence[str] = ()) -> str:
+    """An override that gives every attack of a spec, with these overrides, its paper's budget; what
+    sets the rows of a table apart, such as a term that is left out or a single seed, stays."""
+    attacks, components = [], load_spec(spec, overrides).attacks
     seeds = {c.params["seeds"] for c in components if "seeds" in c.params}
     for component in components:
         params = component.params
-        kept = {k: v for k, v in params.items() if k not in TUNED or v == 0}
-        if component.title is None:
-            kept = {k: v for k, v in kept.items() if k not in ("lr", "optimizer")}
-        if component.title is None or len(seeds) == 1:  # else it is what sets rows apart
-            kept.pop("seeds", None)
         chosen = create_attack(component.name, **params)
         if isinstance(chosen, PresetParameters):
-            kept["preset"] = "paper"
+            published = create_attack(component.name, preset="paper")
+            tuned = {k for k in TUNED & params.keys() if params[k] and getattr(published, k)}
+            kept = {k: v for k, v in params.items() if k not in tuned} | {"preset": "paper"}
+            if component.title is None:
+                kept = {k: v for k, v in kept.items() if k not in ("lr", "optimizer")}
+            if component.title is None or len(seeds) == 1 or params.get("seeds") != 1:
+                kept.pop("seeds", None)  # else it is what sets rows apart
         else:  # without a paper's numbers it keeps its own
             kept = params
         if isinstance(chosen, Gias) and "/" not in chosen.space:

@@ -60,7 +60,7 @@ class Table:
             return
         overrides = [word.replace("{root}", str(root)) for word in self.overrides]
         if paper:
-            overrides.append(at_paper_budget(HERE / self.spec))
+            overrides.append(at_paper_budget(HERE / self.spec, overrides))
         spec = str(HERE / self.spec)
         run_fedsim("audit", spec, *overrides, *given, "-o", str(folder), jobs=jobs)
 

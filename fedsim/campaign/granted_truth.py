@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedsim.campaign.jobs import AnyJob, Job, LessonJob, observed_by
 from fedsim.campaign.seen import read_from
-from fedsim.core.anatomy import batchnorm_names
+from fedsim.core.anatomy import batchnorm_names, feature_statistics
 from fedsim.core.knowledge import Secrets, Statistics, granted_by
 from fedsim.core.observation import (
     Observation,
@@ -75,8 +75,7 @@ def batch_statistics(observation: Observation, truth: Truth) -> Statistics | Non
     statistics: Statistics = {}
 
     def listen(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        values = inputs[0].transpose(0, 1).flatten(1)
-        statistics[name] = (values.mean(1), values.var(1))
+        statistics[name] = feature_statistics(inputs[0])
 
     for name in names:
         model.get_submodule(name).register_forward_pre_hook(partial(listen, name))

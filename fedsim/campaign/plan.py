@@ -57,8 +57,9 @@ def prepare(spec: Spec, classes: int | None = None, *, willing: bool = False) ->
     """Find every mistake that can be found before a round runs.
 
     Given the number of ``classes``, the data set is not opened: the clients have it, each a part.
-    With ``willing``, attacks that cannot work on this model are let in, each to decline when it is
-    asked: where several models share a table, or rounds that are done are looked at again.
+    With ``willing``, attacks that cannot work on this model or with this training are let in, each
+    to decline when it is asked: where several models share a table, or rounds that are done are
+    looked at again.
     """
     refuse_unplayed(spec.threat, spec.server)
     _check_manoeuvre(spec)
@@ -78,7 +79,7 @@ def prepare(spec: Spec, classes: int | None = None, *, willing: bool = False) ->
     check_surrogate(spec, victims(spec), at_hand=at_hand)
     _check_prior(spec)
     for _, component in labelled_attacks(spec):
-        _check_attack(component, spec)
+        _check_attack(component, spec, willing=willing)
     _check_generator(spec, classes)
     model = build_model(
         spec.model, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed,
@@ -359,12 +360,17 @@ def _check_model(component: Component, model: nn.Module, public: Public) -> None
         raise SpecError(f"the attack '{component.short_name}' cannot work here: {error}") from error
 
 
-def _check_attack(component: Component, spec: Spec) -> None:
+def _check_attack(component: Component, spec: Spec, *, willing: bool) -> None:
     """Raise what the attack itself refuses; if it learns, also for more lessons than rounds, and
     for a single observation."""
     attack = create_attack(component.name, **component.params)
-    with sealed():
-        attack.check_spec(spec)
+    try:
+        with sealed():
+            attack.check_spec(spec)
+    except AttackError as error:
+        if not willing:  # else it declines when it is asked
+            short = component.short_name
+            raise AttackError(f"the attack '{short}' cannot work here: {error}") from error
     if traits_of(attack).learner is not None:
         lessons_needed(attack, len(observed_rounds(spec)))
         if spec.cohort_size * spec.train.rounds < 2:

@@ -221,6 +221,13 @@ def batchnorm_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(n for n, m in model.named_modules() if isinstance(m, _BatchNorm))
 
 
+def feature_statistics(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of every channel of features (B, C, ...): the unbiased one, as BatchNorm's
+    running statistics have it, and 0 where a channel is a single number."""
+    values = features.transpose(0, 1).flatten(1)  # (C, all positions)
+    return values.mean(1), values.var(1, correction=min(1, values.shape[1] - 1))
+
+
 def head_names(model: nn.Module) -> list[str]:
     """Parameter names of the classifier: weight, then bias where it has one."""
     weight, bias = _head(model)

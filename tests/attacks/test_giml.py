@@ -421,3 +421,12 @@ def test_offline_lessons_are_given_afresh(run: Run, tmp_path: Path) -> None:
     (memory / "stale").touch()
     attack_offline(where, component, tmp_path, "B", 1)
     assert not (memory / "stale").exists()
+
+
+def test_the_preset_learns_by_the_steps_of_the_authors_scripts() -> None:
+    """Their meta-training: latents for 1,000 steps at .03, shared weights for 500 at .001."""
+    attack = create_attack("giml", preset="paper")
+    assert (attack.task_steps, attack.task_lr) == (1000, 0.03)
+    assert (attack.shared_steps, attack.shared_lr) == (500, 1e-3)
+    assert (attack.latent, attack.tv, attack.lr_z, attack.lr_w) == (1e-3, 1e-4, 0.03, 1e-3)
+    assert attack.learner != create_attack("giml").learner

@@ -14,7 +14,7 @@ from fedsim.attacks.generators import create_generator, save_generator
 from fedsim.audit.stages import audit
 from fedsim.campaign.plan import baseline_label, jobs_of, labelled_attacks, prepare, victims
 from fedsim.clients.dealing import PUBLIC, read_public, write_public
-from fedsim.core.errors import NotGranted, SpecError
+from fedsim.core.errors import AttackError, NotGranted, SpecError
 from fedsim.core.run import Run
 from fedsim.core.spec import BASELINE, AuditSpec, Component, Spec, load_spec
 from tests.clients.conftest import without_data
@@ -168,6 +168,7 @@ def test_the_baseline_is_tried_once_whatever_it_is_called() -> None:
         ("vit_tiny_patch16_224", "", "april_closed", "plain_first_block"),
         ("convnet", "", "deep_inversion, labels: joint", "of given labels"),
         ("convnet", "", "dlg, engine: first_order, precision: float16", "mixed precision"),
+        ("vit_tiny_patch16_224", "", "april, without: [embeddings]", "leave out here"),
     ],
 )
 def test_an_attack_that_cannot_work_is_told_before_any_round(
@@ -180,3 +181,30 @@ def test_an_attack_that_cannot_work_is_told_before_any_round(
     assert words in str(told.value)
     assert "\n" not in str(told.value)
     prepare(spec, willing=True)  # where it declines when it is asked
+
+
+SEVERAL = "train={upload: delta, local_steps: 2, rounds: 1}"
+MANY = "train={upload: delta, local_steps: 20, rounds: 1}"
+
+
+@pytest.mark.parametrize(
+    ("threat", "train", "attack", "words"),
+    [
+        ("B", SEVERAL, "dlg", "the size of a gradient cannot be told"),
+        ("B", SEVERAL, "inverting_gradients, local: unroll", "optimiser and learning rate"),
+        ("C", SEVERAL, "gradvit, preset: paper, local: surrogate", "size of a gradient"),
+        ("C", MANY, "gradvit, preset: paper", "size of a gradient"),
+        ("B", SEVERAL, "inverting_gradients", ""),
+        ("B", SEVERAL, "deep_inversion", ""),
+        ("C", SEVERAL, "dlg", ""),
+        ("C", MANY, "gradvit", ""),
+    ],
+)
+def test_a_delta_that_an_attack_cannot_match_is_told_before_any_round(
+    threat: str, train: str, attack: str, words: str
+) -> None:
+    spec = small_spec(f"threat={threat}", train, f"attacks=[{{name: {attack}}}]")
+    if words:
+        with pytest.raises(AttackError, match=f"cannot work here: .*{words}"):
+            prepare(spec)
+    prepare(spec, willing=bool(words))

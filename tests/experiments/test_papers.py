@@ -17,6 +17,7 @@ from fedsim.attacks.gradvit import GradVit
 from fedsim.attacks.matching import PresetParameters
 from fedsim.audit.stages import audit
 from fedsim.campaign.plan import labelled_attacks
+from fedsim.core.attack import Attack
 from fedsim.core.spec import load_spec
 from tests.conftest import small_spec
 
@@ -138,8 +139,9 @@ def test_the_overrides_of_a_table_fit_its_spec(table: Table) -> None:
 
 @pytest.mark.parametrize("table", AUDITS, ids=lambda table: table.name)
 def test_the_papers_budgets_leave_what_sets_the_rows_of_a_table_apart(table: Table) -> None:
-    override = at_paper_budget(HERE / table.spec)
-    spec = load_spec(HERE / table.spec, [override])
+    given = [word.replace("{root}", "ROOT") for word in table.overrides]
+    override = at_paper_budget(HERE / table.spec, given)
+    spec = load_spec(HERE / table.spec, [*given, override])
     built = [create_attack(attack.name, **attack.params) for attack in spec.attacks]
     assert len({repr(attack) for attack in built}) == len(built)
     for attack in built:
@@ -147,7 +149,40 @@ def test_the_papers_budgets_leave_what_sets_the_rows_of_a_table_apart(table: Tab
             assert attack.steps == WHOLE
         if isinstance(attack, GradVit):
             assert attack.patch in (0, attack.presets["paper"]["patch"])
-    for attack, given in zip(built, load_spec(HERE / table.spec).attacks, strict=True):
+    for attack, small in zip(built, load_spec(HERE / table.spec, given).attacks, strict=True):
         if isinstance(attack, PresetParameters):
             assert attack.preset == "paper"
-            assert attack.steps >= given.params.get("steps", 0)
+            assert attack.steps >= small.params.get("steps", 0)
+
+
+@pytest.mark.parametrize("name", ["vit", "vit_long", "resnet"])
+def test_attacks_that_are_held_against_each_other_smooth_alike(name: str) -> None:
+    """The weight of total variation decides more than anything else at a few hundred steps."""
+    components = load_spec(HERE / "tables" / f"{name}.yaml").attacks
+    weights = {getattr(create_attack(c.name, **c.params), "tv", 0.0) for c in components}
+    assert weights - {0.0} == {0.5}
+
+
+def at_the_papers_budget(spec: str) -> dict[str, Attack]:
+    """The attacks of a spec at their papers' budgets, by title."""
+    path = HERE / spec
+    components = load_spec(path, [at_paper_budget(path)]).attacks
+    return {c.title or c.name: create_attack(c.name, **c.params) for c in components}
+
+
+def test_at_the_papers_budget_groups_are_as_large_as_the_papers_and_terms_stay_out() -> None:
+    rows = at_the_papers_budget("tables/resnet_terms.yaml")
+    assert rows["+ registered group"].seeds == rows["+ lazy group"].seeds == 8  # its section 4.1.2
+    assert rows["+ exact BN"].seeds == 1
+    alone = rows["matching alone"]
+    assert alone.tv == alone.l2 == alone.bn == 0
+    alone = at_the_papers_budget("tables/vit_terms.yaml")["matching alone"]
+    assert alone.tv == alone.l2 == alone.patch == alone.group == 0
+
+
+def test_at_the_papers_budget_x_with_statistics_keeps_its_group() -> None:
+    """GIAS, Appendix H: the baseline has the statistics and the lazy group."""
+    rows = at_the_papers_budget("gias/table1.yaml")
+    assert rows["x + BN"].group > 0
+    assert rows["x + BN"].bn > 0
+    assert rows["x"].group == rows["x"].bn == 0

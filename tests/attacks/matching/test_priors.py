@@ -92,6 +92,26 @@ def test_the_feature_prior_by_hand() -> None:
     assert not net[1]._forward_pre_hooks
 
 
+def test_features_of_a_single_number_have_a_mean_and_no_variance() -> None:
+    """The last layers of a small picture alone in its batch: one number per channel."""
+    model = build_model(ModelSpec(name="resnet18"), image_size=32, num_classes=4, seed=0).eval()
+    picture = torch.randn(1, 3, 32, 32, requires_grad=True)
+    prior = FeaturePrior(running_statistics(model))
+    seen: list[torch.Tensor] = []
+    last = model.get_submodule("layer4.1.bn2")
+    last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with prior.listening(model):
+        model(picture)
+        penalty = prior.penalty()
+    (derivative,) = torch.autograd.grad(penalty, picture)
+    (features,) = seen
+    assert features.shape[2:] == (1, 1)
+    mean, variance = last.running_mean, last.running_var
+    expected = (features[0, :, 0, 0] - mean).norm() + variance.norm()
+    assert float(prior.by_layer()[-1]) == pytest.approx(float(expected), rel=1e-5)
+    assert bool(derivative.isfinite().all())
+
+
 def test_uploaded_buffers_show_the_statistics_of_the_batch() -> None:
     model = build_model(
         ModelSpec(name="resnet18", options={"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 8]}),
