@@ -12,7 +12,7 @@ from fedsim.attacks.matching import PresetParameters
 from fedsim.core.spec import load_spec
 
 # for a CPU, wherever they stand and the paper has a number of its own
-TUNED = {"steps", "refine", "tv", "image", "patch", "group", "lr_z", "lr_w"}
+TUNED = {"steps", "refine", "tv", "bn", "image", "patch", "group", "lr_z", "lr_w"}
 WHOLE = 6500  # steps of GIAS in all, whatever it searches: 1,500 on z and 5,000 on w
 
 
