@@ -157,6 +157,14 @@ def tensor_of(model: nn.Module, name: str) -> Tensor:
     return found
 
 
+def layer_of(model: nn.Module, weight: str) -> nn.Module:
+    """The layer that works with a weight, which may be uploaded under another name than its."""
+    tensor = model.get_parameter(weight)
+    owner = model.get_submodule(weight.rpartition(".")[0])
+    layers = (m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    return next((layer for layer in layers if layer.weight is tensor), owner)
+
+
 def _moved(parts: VitParts, prefix: str) -> VitParts:
     def there(name: str | None) -> str | None:
         return name and f"{prefix}{name}"
