@@ -19,7 +19,7 @@ from torch import nn
 
 from fedsim.attacks.closed import ClosedForm, Hidden, Solved, fold_patches, ridge_solve, uploaded
 from fedsim.attacks.transformers import transformer_parts
-from fedsim.core.anatomy import VitParts
+from fedsim.core.anatomy import VitParts, tensor_of
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
 from fedsim.core.errors import AttackError
@@ -94,4 +94,9 @@ def _parts(model: nn.Module) -> tuple[VitParts, str]:
         )
     if parts.position is None:
         raise AttackError("april_closed needs a learnable position embedding; there is none.")
+    if parts.gained or not parts.is_plain(tensor_of(model, parts.position)):
+        raise AttackError(
+            "april_closed needs a table of positions that ends with those of the patches, and is "
+            "added to these as they are."
+        )
     return parts, parts.position

@@ -280,7 +280,7 @@ def batch_size_from_rank(update: Update, model: nn.Module) -> int:
     reads = [update.tensors[name] for name in names if name in update.tensors]
     if parts is not None and reads and reads[0].dtype == torch.float64:
         gradient = torch.cat(reads)
-        rank, tokens = numerical_rank(gradient), parts.tokens + parts.prefix_tokens
+        rank, tokens = numerical_rank(gradient), parts.sequence
         if rank < 0.9 * min(gradient.shape):
             return max(1, round((rank - 1) / tokens))
     raise AttackError(

@@ -32,7 +32,7 @@ from fedsim.attacks.closed import (
     uploaded,
 )
 from fedsim.attacks.pulls import kept_weight
-from fedsim.attacks.transformers import refuse_zeros, transformer_parts
+from fedsim.attacks.transformers import measured, refuse_zeros, transformer_parts
 from fedsim.core.anatomy import VitParts
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
@@ -83,6 +83,8 @@ class PatchSolve(ClosedForm):
         solution = ridge_solve(tokens.T, weight, ridge=self.ridge)  # dW = G^T X, (D, P)
         progress(1, 1, solution.residual)
         patches = solution.x if hidden is None else hidden.spread(solution.x)
+        if parts.gained:  # dW = gain G^T X
+            patches = patches / measured(model, view.image_size, "patch_solve").gain
         notes += _notes(solution, len(tokens), view.batch_size)
         return Solved(fold_patches(patches, parts), solution.residual, notes, informed.undo)
 
@@ -98,13 +100,15 @@ class PatchSolve(ClosedForm):
         """G, (N, D), and dW, (D, P)."""
         names = (_position(parts), parts.patch_weight)
         position, weight = uploaded(update, names, "patch_solve")
-        tokens = position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
-        return tokens, weight.flatten(1)
+        return parts.rows_of(position), weight.flatten(1)
 
 
 def _position(parts: VitParts) -> str:
     if parts.position is None:
-        raise AttackError("patch_solve needs a learnable position embedding; there is none.")
+        raise AttackError(
+            "patch_solve needs positions that are learned one by one; no parameter was found that "
+            "is added to the patches as it is."
+        )
     return parts.position
 
 

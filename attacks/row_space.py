@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.closed import ClosedForm, Solved, fold_patches, uploaded
-from fedsim.attacks.transformers import refuse_zeros, transformer_parts
+from fedsim.attacks.transformers import measured, refuse_zeros, transformer_parts
 from fedsim.core.anatomy import FirstAttention, VitParts, tensor_of
 from fedsim.core.attack import Progress
+from fedsim.core.dissection import Added
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import View
 from fedsim.core.observation import Public
@@ -36,7 +37,7 @@ class RowSpace(ClosedForm):
 
     def check_model(self, model: nn.Module, public: Public) -> None:
         parts = transformer_parts(model, "row_space")
-        _positions(model, parts)
+        _refuse_none(parts)
         _attention(model, parts)
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
@@ -46,19 +47,23 @@ class RowSpace(ClosedForm):
             notes.append(
                 f"underdetermined: the tokens of {view.batch_size} images share one row space"
             )
-        patches, residual = solve(view.update.tensors, model, parts, notes)
+        embedding = _added(model, parts, view.image_size)
+        patches, residual = solve(view.update.tensors, model, parts, notes, embedding)
         progress(1, 1, residual)
         return Solved(fold_patches(patches, parts), residual, notes)
 
 
 def solve(
-    update: dict[str, Tensor], model: nn.Module, parts: VitParts, notes: list[str]
+    update: dict[str, Tensor],
+    model: nn.Module,
+    parts: VitParts,
+    notes: list[str],
+    embedding: Added,
 ) -> tuple[Tensor, float]:
     """Patches (N, P) and the relative residual of their equations."""
     attention = _attention(model, parts)
     weights = {n: p.detach().double() for n, p in model.named_parameters()}
-    position = _positions(model, parts)
-    tokens = parts.tokens + parts.prefix_tokens
+    position, tokens = embedding.positions, parts.sequence
 
     (d_patch,) = uploaded(update, [parts.patch_weight], "row_space")
     refuse_zeros(d_patch, "the patch projection's", model, "row_space")
@@ -75,10 +80,10 @@ def solve(
             f"underdetermined: {max(equations, 0)} equations for {unknowns} unknowns a patch, "
             f"positions of rank {rank} for {parts.tokens} patches"
         )
-    projection = weights[parts.patch_weight].flatten(1)
+    projection = embedding.gain * weights[parts.patch_weight].flatten(1)
     offset = position
     if parts.patch_bias is not None:
-        offset = offset + weights[parts.patch_bias]
+        offset = offset + embedding.gain * weights[parts.patch_bias]
 
     def outside_span(values: Tensor, deviation: Tensor) -> Tensor:
         """Rows (gamma C v + s beta, s), or (v, s) without a norm, less their part in the span."""
@@ -119,11 +124,21 @@ def _rows(matrix: Tensor, rank: int) -> Tensor:
     return rows[:rank]
 
 
-def _positions(model: nn.Module, parts: VitParts) -> Tensor:
-    if parts.position is None:
-        raise AttackError("row_space needs the positions that the model adds; there are none.")
+def _added(model: nn.Module, parts: VitParts, side: int) -> Added:
+    """What is added to the patches: one tensor of the model's, or whatever it computes."""
+    _refuse_none(parts)
+    if parts.position is None or parts.gained:
+        return measured(model, side, "row_space")
     position = tensor_of(model, parts.position).detach().double()
-    return position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
+    return Added(1.0, parts.rows_of(position))
+
+
+def _refuse_none(parts: VitParts) -> None:
+    if parts.position is None and not parts.measurable:
+        raise AttackError(
+            "row_space needs the positions that the model adds to its patches; there are none, or "
+            "it does more to them than that."
+        )
 
 
 def _attention(model: nn.Module, parts: VitParts) -> FirstAttention:

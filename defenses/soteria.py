@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedsim.core.anatomy import head_names
+from fedsim.core.anatomy import head_names, layer_of
 from fedsim.core.defense import Defense
 from fedsim.core.errors import ModelError
 
@@ -34,7 +34,7 @@ class Soteria(Defense):
         head = head_names(model)[0]
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         features: list[Tensor] = []
-        module = model.get_submodule(head.rpartition(".")[0])
+        module = layer_of(model, head)
         handle = module.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
         try:
             x = images.detach().requires_grad_(True)

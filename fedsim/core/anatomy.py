@@ -40,15 +40,38 @@ class VitParts:
     head_bias: str | None
     grid: tuple[int, int]  # patches down, patches across
     patch_size: tuple[int, int]
-    prefix_tokens: int  # rows of the position embedding that belong to no patch
+    prefix_tokens: int  # rows of the position embedding before those of the patches
     unknown: str | None = None  # the embedding used where a position is hidden
     attention: FirstAttention | None = None
     # Where in a patch, channel first, each number that the projection reads lies; None: in order.
     layout: tuple[int, ...] | None = None
+    length: int | None = None  # tokens in all, where some have no position; None: no others
+    upright: bool = False  # positions lie as a picture's pixels do, (1, D, rows, columns)
+    # Whether what is added to the patches can be measured at work (`fedsim.core.dissection`), and
+    # whether patches are multiplied by a number before that.
+    measurable: bool = False
+    gained: bool = False
 
     @property
     def tokens(self) -> int:
         return self.grid[0] * self.grid[1]
+
+    @property
+    def sequence(self) -> int:
+        """Tokens that the first attention reads."""
+        return self.length or self.tokens + self.prefix_tokens
+
+    def rows_of(self, positions: Tensor) -> Tensor:
+        """The patches' rows (N, D) of a table of positions, or of its gradient: a view of it."""
+        if self.upright:
+            return positions.reshape(-1, self.tokens).T
+        rows = positions.reshape(-1, positions.shape[-1])
+        return rows[self.prefix_tokens : self.prefix_tokens + self.tokens]
+
+    def is_plain(self, positions: Tensor) -> bool:
+        """Whether a table of positions ends with the patches' rows, as timm's do."""
+        rows = positions.numel() // positions.shape[-1]
+        return not self.upright and rows == self.prefix_tokens + self.tokens
 
 
 @dataclass(frozen=True)
@@ -108,6 +131,7 @@ def vit_parts(model: nn.Module) -> VitParts:
         prefix = parameters[position].shape[-2] - grid[0] * grid[1]
     head_weight, head_bias = _head(model)
     blocks = _blocks(model)
+    others = getattr(model, "num_prefix_tokens", None)  # timm's: registers have no position
     return VitParts(
         patch_weight=f"{name}.proj.weight",
         patch_bias=f"{name}.proj.bias" if projection.bias is not None else None,
@@ -121,6 +145,7 @@ def vit_parts(model: nn.Module) -> VitParts:
         prefix_tokens=prefix,
         unknown=_named(parameters, UNKNOWN),
         attention=_first_attention(model, blocks),
+        length=grid[0] * grid[1] + others if isinstance(others, int) else None,
     )
 
 
@@ -130,6 +155,14 @@ def tensor_of(model: nn.Module, name: str) -> Tensor:
     found = getattr(model.get_submodule(place), last)
     assert isinstance(found, Tensor)
     return found
+
+
+def layer_of(model: nn.Module, weight: str) -> nn.Module:
+    """The layer that works with a weight, which may be uploaded under another name than its."""
+    tensor = model.get_parameter(weight)
+    owner = model.get_submodule(weight.rpartition(".")[0])
+    layers = (m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    return next((layer for layer in layers if layer.weight is tensor), owner)
 
 
 def _moved(parts: VitParts, prefix: str) -> VitParts:

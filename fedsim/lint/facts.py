@@ -19,6 +19,7 @@ from fedsim.clients import images_of, shards_of
 from fedsim.core.anatomy import VitParts, batchnorm_names, head_names, tensor_of, vit_parts
 from fedsim.core.augment import check_augmentation
 from fedsim.core.defense import Defense
+from fedsim.core.dissection import added
 from fedsim.core.epochs import steps_of_round
 from fedsim.core.errors import AttackError, DataError, ModelError
 from fedsim.core.factories import is_import_path
@@ -139,7 +140,7 @@ def gather(spec: Spec) -> Facts:
     steps, images = _behind(spec, shard)
     model = _built(spec, classes or ASSUMED_CLASSES, [g.defense for g in named_defenses])
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    tokens = _tokens(model, trained)
+    tokens = _tokens(model, trained, spec.data.image_size)
     return Facts(
         spec=spec,
         classes=classes or ASSUMED_CLASSES,
@@ -248,7 +249,7 @@ def _head(model: nn.Module, trained: set[str]) -> tuple[str, ...]:
     return tuple(part for part, there in uploaded.items() if there)
 
 
-def _tokens(model: nn.Module, trained: set[str]) -> Tokens | None:
+def _tokens(model: nn.Module, trained: set[str], side: int) -> Tokens | None:
     try:
         parts = vit_parts(model)
     except ModelError:
@@ -261,10 +262,10 @@ def _tokens(model: nn.Module, trained: set[str]) -> Tokens | None:
         patches=parts.tokens,
         pixels=weight[0].numel(),
         width=weight.shape[0],
-        prefix=parts.prefix_tokens,
+        prefix=parts.sequence - parts.tokens,
         centred=normed,
-        positions=parts.position is not None,
-        position_rank=_position_rank(model, parts),
+        positions=parts.position is not None or parts.measurable,
+        position_rank=_position_rank(model, parts, side),
         uploads_position=parts.position in trained,
         uploads_patches=parts.patch_weight in trained,
         uploads_attention=attention is not None and trained.issuperset(read),
@@ -272,12 +273,17 @@ def _tokens(model: nn.Module, trained: set[str]) -> Tokens | None:
     )
 
 
-def _position_rank(model: nn.Module, parts: VitParts) -> int:
+def _position_rank(model: nn.Module, parts: VitParts, side: int) -> int:
     """As `row_space` counts it; the largest possible where the model holds no numbers."""
-    if parts.position is None:
+    if parts.position is not None:
+        rows = parts.rows_of(tensor_of(model, parts.position).detach())
+    elif parts.measurable and not model.get_parameter(parts.patch_weight).is_meta:
+        found = added(model, side)
+        if found is None:
+            return 0
+        rows = found.positions
+    else:
         return 0
-    position = tensor_of(model, parts.position).detach()
-    rows = position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
     if rows.is_meta:
         return min(rows.shape)
     return int(torch.linalg.matrix_rank(rows.double(), rtol=1e-5))

@@ -95,7 +95,7 @@ def exact_by_rows(facts: Facts) -> Iterator[Finding]:
     if not facts.one_image or tokens is None or tokens.form != "row_space":
         return
     system = (
-        f"{_one_picture(facts)}. Its positions are not uploaded but known, of rank "
+        f"{_one_picture(facts)}. Its positions are not uploaded one by one but known, of rank "
         f"{tokens.position_rank} for {tokens.patches} patches, and the first attention's "
         f"gradient gives {tokens.equations} equations for {tokens.unknowns} unknowns a patch."
     )
@@ -208,8 +208,8 @@ def low_rank_positions(facts: Facts) -> Iterator[Finding]:
     else:
         why = f"there are {tokens.equations} equations for {tokens.unknowns} unknowns a patch"
     reason = (
-        f"The positions are not trained, and no closed form here determines the picture: {why}. "
-        f"A wider or finer model can change that."
+        f"The positions are not trained one by one, and no closed form here determines the "
+        f"picture: {why}. A wider or finer model can change that."
     )
     yield Finding("fixed-positions-hold", "note", reason)
 

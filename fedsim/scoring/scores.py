@@ -42,11 +42,11 @@ from fedsim.core.run import Run, address_of
 from fedsim.core.vault import Truth, Vault
 from fedsim.scoring.canary import check_canaries
 from fedsim.scoring.identification import Gallery, Wanted
-from fedsim.scoring.recovery import FLAT, FLAT_SSIM, RECOVERED_DB
+from fedsim.scoring.recovery import FLAT, FLAT_ORIGINAL, FLAT_SSIM, ORIGINAL, RECOVERED_DB
 from fedsim.scoring.vigilance import refused_in
 
 CLAIMED = "claimed"
-PSNR_ORIGINAL, SSIM_ORIGINAL = "psnr_original", "ssim_original"
+SSIM_ORIGINAL = "ssim_original"
 _FAILURE = TypeAdapter(dict[str, str])
 _REGISTERED = "psnr_registered"
 
@@ -57,7 +57,7 @@ def columns() -> list[str]:
         *("round", "client", "attack", "threat", "trial", "image"),
         *METRICS,
         *("label_true", "label_recovered", "identified", "seconds", "loss", "canary", "picture"),
-        *(PSNR_ORIGINAL, SSIM_ORIGINAL, FLAT, FLAT_SSIM, "digest", CLAIMED),
+        *(ORIGINAL, SSIM_ORIGINAL, FLAT_ORIGINAL, FLAT, FLAT_SSIM, "digest", CLAIMED),
     ]
 
 
@@ -235,6 +235,7 @@ class Yardstick:
     wanted: Wanted | None  # the pictures behind them, as the gallery sees them
     digests: tuple[str, ...]  # by which a picture is known again
     flat: tuple[float, ...]  # the PSNR of the best flat colour
+    flat_original: tuple[float, ...]  # the same beside the pictures as they were
     flat_ssim: tuple[float, ...]
 
     @classmethod
@@ -249,6 +250,7 @@ class Yardstick:
             gallery.wanted(sources) if gallery is not None else None,
             tuple(pixel_digest(picture) for picture in sources),
             tuple(psnr(truth, mean_colour(truth)).tolist()),
+            tuple(psnr(sources, mean_colour(sources)).tolist()),
             tuple(ssim(truth, mean_colour(truth)).tolist()),
         )
 
@@ -307,8 +309,9 @@ def _rows(
             "loss": result.loss,
             "canary": canary,
             "picture": numbers[image],
-            PSNR_ORIGINAL: original[0][image],
+            ORIGINAL: original[0][image],
             SSIM_ORIGINAL: original[1][image],
+            FLAT_ORIGINAL: yardstick.flat_original[image],
             FLAT: yardstick.flat[image],
             FLAT_SSIM: yardstick.flat_ssim[image],
             "digest": yardstick.digests[image],

@@ -1,8 +1,9 @@
 """Verdicts: what the scores mean, in careful words, by these rules.
 
     BASELINE       the baseline itself, whatever it scores
-    LEAKS          at least one picture at 30 dB or more, in place or once shifted, and 3 dB or
-                   more above the better of the baseline and the best flat colour
+    LEAKS          at least one picture at 30 dB or more, in place or once shifted, as the model
+                   saw it or as it was before that was augmented, and 3 dB or more above the better
+                   of the baseline and the best flat colour
     PARTIAL        a single picture stands out: 10 dB and 0.3 SSIM or more above the better of the
                    two, or 0.5 SSIM alone
     BASELINE       an attack that was done on every victim and by its ledger read nothing private
@@ -41,11 +42,13 @@ from fedsim.core.metrics import METRICS
 from fedsim.core.spec import Spec
 from fedsim.scoring.canary import tolerance_of
 from fedsim.scoring.recovery import (
-    RECOVERED_DB,
+    ORIGINAL,
     above_flat,
     above_free,
     beside_baseline,
     recovered,
+    recovered_as_it_was,
+    recovered_as_seen,
     stands_out,
 )
 from fedsim.scoring.statistics import (
@@ -196,7 +199,7 @@ def _one(
         "ledger": ledger or [],
     }
     if spec.train.augment:
-        entry["originals"] = _originals(rows)
+        entry["originals"] = _originals(paired)
     if label == asked.baseline:
         entry["verdict"] = "BASELINE"
     else:
@@ -263,14 +266,14 @@ def _standing_out(paired: pd.DataFrame) -> dict[str, Any] | None:
     }
 
 
-def _originals(rows: pd.DataFrame) -> dict[str, Any]:
+def _originals(paired: pd.DataFrame) -> dict[str, Any]:
     """Where clients augment: how many pictures came back as the model saw them, and how many as
     they were before, with the closest of each."""
-    seen, before = rows["psnr"].astype(float), rows["psnr_original"].astype(float)
+    seen, before = paired["psnr"].astype(float), paired[ORIGINAL].astype(float)
     return {
-        "seen": count_pictures(rows[seen >= RECOVERED_DB]),
-        "originals": count_pictures(rows[before >= RECOVERED_DB]),
-        "of": count_pictures(rows),
+        "seen": count_pictures(paired[recovered_as_seen(paired)]),
+        "originals": count_pictures(paired[recovered_as_it_was(paired)]),
+        "of": count_pictures(paired),
         "closest_seen": clean(seen.max()),
         "closest_original": clean(before.max()),
         "mean_original": _mean(before),

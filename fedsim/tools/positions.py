@@ -75,8 +75,7 @@ def analyse(
     parts = vit_parts(model)
     if parts.position is None:
         raise RunError("the model has no position embedding to look at.")
-    rows = tensor_of(model, parts.position).detach().double()
-    rows = rows.reshape(-1, rows.shape[-1])[parts.prefix_tokens :]
+    rows = parts.rows_of(tensor_of(model, parts.position).detach().double())
     shares = explained_variance(rows)
     shuffled = [shuffling(model, spec, parts.grid, ratio, pictures) for ratio in RATIOS]
     findings = Findings(

@@ -116,3 +116,40 @@ def test_patch_solve_says_that_adamw_bends_its_system() -> None:
     train = TrainSpec(upload="delta", local_steps=2, lr=0.001, optimizer="adamw")
     result = attack(observe(TINY, images, labels, train), "patch_solve", threat="C")
     assert any("adamw" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "Registers",
+        "Grid",
+        "Long",
+        "TokenLast",
+        "Unfolded",
+        "InPlace",
+        "RootNorm",
+        "Scaled",
+        "Gained",
+    ],
+)
+def test_patch_solve_recovers_one_image_wherever_positions_are_kept(odd: str) -> None:
+    images, labels = photos(32, [70])
+    observation = observe(ModelSpec(name=f"tests.oddities:{odd}"), images, labels)
+    result = attack(observation, "patch_solve", snap=False)
+    assert float(psnr(images, result.images)) > 80
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ("TwoAxes", "no parameter was found that is added to the patches as it is"),
+        ("NormedPatches", "made of other parameters"),
+        ("ConvStem", "no layer that reads patches"),
+        ("Frozen", "did not upload"),
+    ],
+)
+def test_patch_solve_says_which_part_an_odd_model_lacks(odd: str, words: str) -> None:
+    images, labels = photos(32, [70])
+    observation = observe(ModelSpec(name=f"tests.oddities:{odd}"), images, labels)
+    with pytest.raises(AttackError, match=words):
+        attack(observation, "patch_solve")

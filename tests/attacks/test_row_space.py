@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedsim.core.errors import AttackError
 from fedsim.core.metrics import psnr
 from fedsim.core.spec import ModelSpec
 from fedsim.defenses.frozen_pe import FrozenPE
@@ -60,3 +61,39 @@ def test_row_space_stacks_layers_of_their_own_and_knows_fixed_tables() -> None:
     assert "table.weight" not in observation.update.tensors
     result = attack(observation, "row_space", lambda: prepared(spec, 32, FrozenPE().prepare_model))
     assert float(psnr(images, result.images)) > 60
+
+
+def test_row_space_counts_the_tokens_that_have_no_position() -> None:
+    images, labels = photos(32, [70])
+    observation = observe(ModelSpec(name="tests.oddities:RegistersFixed"), images, labels)
+    assert "places" not in observation.update.tensors
+    assert float(psnr(images, attack(observation, "row_space").images)) > 80
+    registers = {"reg_tokens": 4, "no_embed_class": True}  # timm's own have none either
+    narrow = ModelSpec(options={"patch_size": 8, "depth": 2, **registers})
+    observation = observe(narrow, images, labels)
+    assert float(psnr(images, attack(observation, "row_space").images)) > 35
+
+
+@pytest.mark.parametrize("odd", ["WavesInForward", "Waves", "Scaled"])
+def test_row_space_goes_by_what_a_model_adds_whoever_keeps_it(odd: str) -> None:
+    images, labels = photos(16, [70])  # so few patches that waves are of full rank
+    observation = observe(ModelSpec(name=f"tests.oddities:{odd}"), images, labels)
+    result = attack(observation, "row_space")
+    assert result.notes == []
+    assert float(psnr(images, result.images)) > 60
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ("PatchStem", "needs the positions that the model adds"),
+        ("WideNorm", "needs layers of a first attention"),
+        ("RootNorm", "needs layers of a first attention"),
+        ("Einsum", "needs layers of a first attention"),
+    ],
+)
+def test_row_space_says_which_part_an_odd_model_lacks(odd: str, words: str) -> None:
+    images, labels = photos(32, [70])
+    observation = observe(ModelSpec(name=f"tests.oddities:{odd}"), images, labels)
+    with pytest.raises(AttackError, match=words):
+        attack(observation, "row_space")

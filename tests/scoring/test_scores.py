@@ -18,7 +18,7 @@ from fedsim.campaign.jobs import Job
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.campaign.progress import Silent
 from fedsim.clients.data import pixel_digest
-from fedsim.core.attack import Reconstruction
+from fedsim.core.attack import BASELINE, Reconstruction
 from fedsim.core.files import write_json
 from fedsim.core.learning import Update
 from fedsim.core.metrics import CEILING_DB, match_shifted, psnr
@@ -35,6 +35,7 @@ from fedsim.scoring.scores import (
     results_of,
     score_jobs,
 )
+from fedsim.scoring.verdict import summarise
 from fedsim.viewer.app import create_app
 from tests.conftest import small_spec
 from tests.staging import photos
@@ -407,3 +408,27 @@ def test_where_nothing_is_augmented_both_scores_are_the_same(run: Run) -> None:
     found = score_jobs(run, jobs(run))
     assert found["psnr_original"].tolist() == found["psnr"].tolist()
     assert found["ssim_original"].tolist() == found["ssim"].tolist()
+
+
+FLIPPED = (
+    "train={rounds: 1, clients_per_round: 1, evaluate: false, "
+    "augment: [{name: RandomHorizontalFlip, p: 1.0}]}"
+)
+
+
+def test_whoever_gives_back_the_picture_as_it_was_has_it_though_the_model_saw_its_mirror(
+    tmp_path: Path,
+) -> None:
+    run = audit(small_spec(FLIPPED, "audit.gallery=0"), tmp_path / "run")
+    ((round_, client),) = victims(run.spec)
+    own = original_of(run, round_, client)
+    (job,) = (job for job in jobs(run) if job.label == "patch_solve")
+    replace(Reconstruction.load(job.result), images=own).save(job.result)
+    scores = score_jobs(run, jobs(run))
+    found = scores[scores["attack"] == "patch_solve"].iloc[0]
+    assert found["psnr"] < 20
+    assert found["psnr_original"] == pytest.approx(160)
+    assert found["psnr_flat_original"] == pytest.approx(found["psnr_flat"], abs=1e-3)
+    (entry, _) = summarise(scores, run.spec, ["patch_solve", BASELINE], {}, [])
+    assert entry["verdict"] == "LEAKS"
+    assert (entry["originals"]["seen"], entry["originals"]["originals"]) == (0, 1)
