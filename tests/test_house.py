@@ -24,6 +24,7 @@ MAY_IMPORT["fedsim.scoring"] = {*MAY_IMPORT}
 MAY_IMPORT["fedsim.report"] = {*MAY_IMPORT}
 MAY_IMPORT["fedsim.audit"] = {*MAY_IMPORT}
 BELOW = {*MAY_IMPORT}
+MAY_IMPORT["fedsim.captures"] = {*BELOW}
 for room in ("fedsim.bench", "fedsim.lint", "fedsim.viewer", "fedsim.tools"):  # side by side
     MAY_IMPORT[room] = BELOW
 MAY_IMPORT["fedsim.deploy"] = {*MAY_IMPORT}
