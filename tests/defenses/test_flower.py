@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,9 +34,10 @@ from flwr.supercore.differential_privacy import (
 from torch import Tensor, nn
 
 from fedsim.core.learning import Protocol, Update, local_update
-from fedsim.core.spec import Upload
-from fedsim.defenses import create_defense
+from fedsim.core.spec import Component, Upload
+from fedsim.defenses import create_defense, create_defenses
 from fedsim.federation.grids import InlineGrid
+from fedsim.scoring.canary import CANARY_TOLERANCE, relative_error
 from tests.defenses.conftest import BATCH, secret
 
 DELTA = Protocol(upload=Upload.DELTA, lr=0.5)
@@ -250,3 +252,27 @@ def test_a_mask_of_flowers_has_a_seed_of_32_bits() -> None:
     word, nothing = (7).to_bytes(4, "little"), bytes(28)
     first, other = (pseudo_rand_gen(s, MODULUS, [(4,)]) for s in (word + nothing, nothing + word))
     assert np.array_equal(first[0], other[0])
+
+
+# -- the canary ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.5, 0.01])
+def test_a_declared_clipping_makes_the_canary_hold_on_an_update_that_flower_clipped(
+    vit, update: Update, share: float
+) -> None:
+    sent, norm = weights(vit), share * size(update.tensors)
+    after = {name: sent[name] + delta for name, delta in update.tensors.items()}
+    _, seen = through(fixedclipping_mod, sent, after, norm)
+    observed = replace(update, tensors=seen)
+
+    def canary(*defenses: dict) -> float:
+        declared = create_defenses([Component(**one) for one in defenses])
+        replay = local_update(vit, BATCH, DELTA, defenses=declared)
+        # What travels is weights: the difference from those that were sent has their rounding.
+        travelled = {name: (sent[name] + t) - sent[name] for name, t in replay.tensors.items()}
+        return relative_error(replace(replay, tensors=travelled), observed)
+
+    assert canary({"name": "clipping", "norm": norm}) < CANARY_TOLERANCE
+    assert canary() > 0.9
+    assert canary({"name": "clipping", "norm": 1.1 * norm}) > 0.05
