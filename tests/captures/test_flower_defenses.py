@@ -155,7 +155,8 @@ def test_the_norms_of_an_adaptive_wrapper_are_those_of_the_rounds() -> None:
     )
     watching = Watching(wrapper)
     run(watching, [adaptiveclipping_mod], rounds=3)
-    assert len(set(watching.norms.values())) == 3
+    first, second, third = watching.norms.values()
+    assert first > second > third  # though every update is longer than the norm already
     (clipping,) = declared(with_norms(watching.seen[0].defenses, watching.norms))
     for round_, sizes in zip((1, 2, 3), zip(*[iter(watching.sizes)] * 2, strict=True), strict=True):
         assert sizes == pytest.approx([clipping.at_round(round_, 0, [0]).norm] * 2)
