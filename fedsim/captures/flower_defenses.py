@@ -64,7 +64,7 @@ def recognised(strategy: Strategy, around: Sequence[Strategy] = ()) -> Recognise
             norms.append(_norm(one))
         elif isinstance(one, _SERVER_SIDE):
             sentences.append(_by_server(one))
-    defenses = [{"name": "clipping", "norm": min(norms)}] if norms else []
+    defenses = [{"name": "clipping", "norm": min(norms), "everything": True}] if norms else []
     return Recognised(tuple(defenses), tuple(sentences))
 
 

@@ -96,13 +96,15 @@ def _channels(colour: Sequence[float], like: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Update:
     """What a client uploads: a gradient or a weight delta by parameter name, BN buffers where the
-    protocol shares them, and how many examples stand behind it."""
+    protocol shares them, and how many examples stand behind it. ``moved``: how far the client's
+    training moved those buffers, for its defenses; it does not travel."""
 
     kind: Upload
     tensors: dict[str, Tensor]
     buffers: dict[str, Tensor] = field(default_factory=dict)
     num_examples: int = 0
     loss: float = float("nan")
+    moved: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Upload(self.kind))
@@ -191,6 +193,8 @@ def learn(
     model.train(protocol.mode == "train")
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     before = {n: p.detach().clone() for n, p in trained.items()}
+    shared = protocol.batchnorm == "shared"
+    held = batchnorm_buffers(model) if shared else {}
     optimizer, batches = _optimizer(trained, protocol), list(batches)
     rates = protocol.rates(len(batches))
     gradient: dict[str, Tensor] = {}
@@ -235,8 +239,9 @@ def learn(
         tensors = gradient
     else:
         tensors = {n: p.detach() - before[n] for n, p in trained.items()}
-    shared = batchnorm_buffers(model) if protocol.batchnorm == "shared" else {}
-    update = Update(protocol.upload, tensors, shared, examples, loss_sum / examples)
+    buffers = batchnorm_buffers(model) if shared else {}
+    moved = {n: buffer - held[n] for n, buffer in buffers.items()}
+    update = Update(protocol.upload, tensors, buffers, examples, loss_sum / examples, moved)
     for defense in defenses:
         protected_update = defense.protect_update(update, rng)
         if protected_update is not update:
@@ -245,7 +250,7 @@ def learn(
                 trail.kept_back[f"{kept_by(defense)}{name}"] = tensor.detach()
         update = protected_update
     tensors = {n: t.detach() for n, t in update.tensors.items()}
-    return replace(update, tensors=stored(tensors, protocol.upload_dtype))
+    return replace(update, tensors=stored(tensors, protocol.upload_dtype), moved={})
 
 
 def kept_by(defense: Defense) -> str:

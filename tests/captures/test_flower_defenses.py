@@ -33,6 +33,7 @@ CLIENT_SIDE = {
     DifferentialPrivacyClientSideFixedClipping: fixedclipping_mod,
     DifferentialPrivacyClientSideAdaptiveClipping: adaptiveclipping_mod,
 }
+CLIPPED = {"name": "clipping", "norm": 0.5, "everything": True}
 STEP = torch.tensor([3.0, 4.0])  # of norm 5
 
 
@@ -106,7 +107,7 @@ def test_clipping_of_clients_is_recognised_on_both_sides_of_a_capture(wrapper, o
         watching = Watching()
         run(wrapper(watching, **told), [CLIENT_SIDE[wrapper]])
     (seen,) = watching.seen
-    assert seen.defenses == ({"name": "clipping", "norm": 0.5},)
+    assert seen.defenses == (CLIPPED,)
     assert watching.norms == {1: 0.5}
     assert watching.sizes == pytest.approx([0.5, 0.5])
     (sentence,) = seen.sentences
@@ -135,7 +136,7 @@ def test_clipping_on_the_server_leaves_what_arrives_as_it_is(wrapper, key) -> No
     around = Watching()
     run(wrapper(around, **told))
     assert around.sizes == pytest.approx([0.5, 0.5])
-    assert around.seen[0].defenses == ({"name": "clipping", "norm": 0.5},)
+    assert around.seen[0].defenses == (CLIPPED,)
     assert "capture the wrapper to see what arrived" in around.seen[0].sentences[0]
 
 

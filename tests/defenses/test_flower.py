@@ -103,17 +103,31 @@ def test_the_clipping_mods_clip_the_difference_of_weights(vit, update: Update, m
 
 def test_the_mods_count_every_array_that_travels_also_counters_of_batchnorm() -> None:
     """Ours clips what is trained. Flower's norm has the moves of BatchNorm's buffers in it, and
-    how many batches were counted; what has no dimension is not clipped."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    how many batches were counted; what has no dimension is not clipped. `everything` is that."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 5, 4), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(196, 5))
     sent = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    after = {name: tensor + (0.01 if tensor.ndim else 5) for name, tensor in sent.items()}
-    _, seen = through(fixedclipping_mod, sent, after, 1.0)
-    moved = [(after[name] - sent[name]).numpy() for name in sent]
-    whole = get_norm(moved)
-    assert whole == pytest.approx(5, abs=0.01)  # the counter is nearly all of it
+    coin = torch.Generator().manual_seed(0)
+    batches = [(torch.rand(2, 3, 32, 32, generator=coin), torch.tensor([1, 3])) for _ in range(5)]
+    norm, protocol = 0.5, replace(DELTA, lr=0.01)
+    plain = local_update(model, batches, protocol)
+    after = {n: sent[n] + t for n, t in plain.tensors.items()} | plain.buffers
+    _, seen = through(fixedclipping_mod, sent, {n: after[n] for n in sent}, norm)
+    whole = get_norm([(after[name] - sent[name]).numpy() for name in sent])
+    assert whole > 5 > size(plain.tensors)  # the counter of five batches is most of it
     assert int(seen["1.num_batches_tracked"]) == 5
-    torch.testing.assert_close(seen["0.weight"], torch.full((4, 3, 3, 3), 0.01 / whole), rtol=1e-4,
-                               atol=1e-7)  # fmt: skip
+
+    observed = replace(
+        plain,
+        tensors={name: seen[name] for name in plain.tensors},
+        buffers={name: sent[name] + seen[name] for name in plain.buffers},
+    )
+    ours = create_defense("clipping", norm=norm, everything=True)
+    parted = create_defense("clipping", norm=norm)
+    for defense, low, high in ((ours, 0, CANARY_TOLERANCE), (parted, 0.5, 100)):
+        replay = local_update(model, batches, protocol, defenses=[defense])
+        travelled = {name: (sent[name] + t) - sent[name] for name, t in replay.tensors.items()}
+        assert low <= relative_error(replace(replay, tensors=travelled), observed) < high
 
 
 def test_local_dp_adds_the_noise_of_flowers_mod_to_the_same_clipped_update(
