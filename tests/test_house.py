@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "fedsim.cluster": {"fedsim.core"},
 }
 MAY_IMPORT["fedsim.federation"] = {*MAY_IMPORT} - {"fedsim.attacks"}
+MAY_IMPORT["fedsim.captures"] = {"fedsim.core", "fedsim.defenses", "fedsim.federation"}
 MAY_IMPORT["fedsim.campaign"] = {*MAY_IMPORT}
 MAY_IMPORT["fedsim.scoring"] = {*MAY_IMPORT}
 MAY_IMPORT["fedsim.report"] = {*MAY_IMPORT}
