@@ -19,12 +19,12 @@ MAY_IMPORT = {
     "fedsim.cluster": {"fedsim.core"},
 }
 MAY_IMPORT["fedsim.federation"] = {*MAY_IMPORT} - {"fedsim.attacks"}
+MAY_IMPORT["fedsim.captures"] = {"fedsim.core", "fedsim.defenses", "fedsim.federation"}
 MAY_IMPORT["fedsim.campaign"] = {*MAY_IMPORT}
 MAY_IMPORT["fedsim.scoring"] = {*MAY_IMPORT}
 MAY_IMPORT["fedsim.report"] = {*MAY_IMPORT}
 MAY_IMPORT["fedsim.audit"] = {*MAY_IMPORT}
 BELOW = {*MAY_IMPORT}
-MAY_IMPORT["fedsim.captures"] = {*BELOW}
 for room in ("fedsim.bench", "fedsim.lint", "fedsim.viewer", "fedsim.tools"):  # side by side
     MAY_IMPORT[room] = BELOW
 MAY_IMPORT["fedsim.deploy"] = {*MAY_IMPORT}

@@ -266,6 +266,13 @@ class ServerSpec(Section):
         return self
 
 
+class CapturedSpec(Section):
+    """Of a federation that somebody's own app ran: ``cohorts`` says whose updates were captured,
+    round by round."""
+
+    cohorts: list[list[Annotated[int, Field(ge=0)]]] = []
+
+
 class AuditSpec(Section):
     """Which observations are attacked, and how often."""
 

@@ -28,6 +28,7 @@ from fedsim.core.files import checksum, read_json, write_json
 from fedsim.core.learning import Protocol, Update, local_update, recall
 from fedsim.core.observation import (
     Observation,
+    Public,
     read_observation,
     recorded_checksum,
     refuse_foreign,
@@ -104,6 +105,8 @@ def _checked(run: Run, round_: int, client: int, before: Kept | None, device: to
     if before is not None and before.of == of:
         return before
     observation = read_observation(path)
+    if run.spec.captured is not None:
+        return Kept(error=captured_canary(observation, truth, device), of=of)
     return Kept(error=canary(observation, truth, device, run.spec.cohort(round_), own), of=of)
 
 
@@ -181,6 +184,55 @@ def canary(
         return relative_error(replay, observation.update)
     # Beside masks of 63 bits any update is nothing: compared is what lies under them.
     return relative_error(*(_unmasked(u, mask, *where) for u in (replay, observation.update)))
+
+
+def captured_canary(observation: Observation, truth: Truth, device: torch.device) -> float:
+    """The same for a client of somebody's own app: parameters that it did not upload it did not
+    train, and its count of examples is its own. The witness counts: where it saw other batches than
+    were declared, the canary fails."""
+    if undeclared(observation.public, truth) is not None:
+        return 1.0
+    return relative_error(*replayed(observation, truth, observation.public.protocol, device))
+
+
+def replayed(
+    observation: Observation, truth: Truth, protocol: Protocol, device: torch.device
+) -> tuple[Update, Update]:
+    """The replay of a captured client that trains by this ``protocol``, and what was observed."""
+    public, observed = observation.public, observation.update
+    model = announced(public)
+    model.load_state_dict(observation.weights)
+    model.to(device)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name in observed.tensors)
+    with threads(1):
+        replay = local_update(
+            model,
+            [(images.to(device), labels.to(device)) for images, labels in truth.replay()],
+            replace(protocol, loss=protocol.loss.balanced_by(truth.class_weights)),
+            defenses=declared(public.defenses),
+            rng=truth.coin(),
+        )
+    return replace(replay, num_examples=observed.num_examples), observed
+
+
+def undeclared(public: Public, truth: Truth) -> tuple[str, str] | None:
+    """Which of the declared counts is not what the witness saw, and what it saw; None where all
+    are."""
+    sizes = [len(batch) for batch in truth.batches]
+    if public.local_steps and not public.local_epochs and len(sizes) != public.local_steps:
+        return "train.local_steps", str(len(sizes))
+    # A client with less than a batch has smaller ones, and so has the end of an epoch.
+    if max(sizes) > public.batch_size or (max(sizes) < public.batch_size and len(set(sizes)) > 1):
+        return "train.batch_size", str(max(sizes))
+    if public.local_epochs and not public.protocol.augment:
+        often = dict.fromkeys(range(len(truth.images)), 0)
+        for row in (row for batch in truth.batches for row in batch):
+            often[row] += 1
+        most = max(often.values())
+        if most > 1 and most != public.local_epochs and set(often.values()) == {most}:
+            return "train.local_epochs", str(most)
+    return None
 
 
 def _unmasked(
