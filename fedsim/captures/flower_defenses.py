@@ -9,11 +9,10 @@ the norm that it sent them (`clipping_norm` in the message), and nothing of the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Message
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -22,7 +21,7 @@ from flwr.serverapp.strategy import (
 )
 from flwr.serverapp.strategy.strategy import Strategy
 
-KEY = "clipping_norm"  # how a wrapper tells clients the norm, in the message's config
+KEY_CLIPPING_NORM = "clipping_norm"  # by which a wrapper tells clients, in the message's config
 
 _CLIENT_SIDE = {
     DifferentialPrivacyClientSideFixedClipping: "fixedclipping_mod",
@@ -40,10 +39,10 @@ _ADAPTIVE = (
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a strategy shows of defenses: the ones behind which updates are captured, as a spec
-    declares them, and for a reader who sees what."""
+    """What a strategy shows of defenses: the norm to which updates are clipped before they are
+    captured, and for a reader who sees what."""
 
-    defenses: tuple[dict[str, Any], ...] = ()
+    norm: float | None = None
     sentences: tuple[str, ...] = ()
 
 
@@ -64,8 +63,7 @@ def recognised(strategy: Strategy, around: Sequence[Strategy] = ()) -> Recognise
             norms.append(_norm(one))
         elif isinstance(one, _SERVER_SIDE):
             sentences.append(_by_server(one))
-    defenses = [{"name": "clipping", "norm": min(norms), "everything": True}] if norms else []
-    return Recognised(tuple(defenses), tuple(sentences))
+    return Recognised(min(norms, default=None), tuple(sentences))
 
 
 def within(strategy: Strategy) -> Iterator[Strategy]:
@@ -102,31 +100,15 @@ def wrappers_around(strategy: Strategy) -> list[Strategy]:
     return found
 
 
-def norm_sent(messages: Iterable[Message]) -> float | None:
-    """The norm that clients were told to clip to in this round; None where none was sent."""
-    for message in messages:
-        for record in message.content.config_records.values():
-            norm = record.get(KEY)
-            if isinstance(norm, int | float) and norm > 0:
-                return float(norm)
-    return None
-
-
-def with_norms(
-    defenses: Iterable[Mapping[str, Any]], norms: Mapping[int, float]
-) -> list[dict[str, Any]]:
-    """The same defenses with the norm of each round (counted from 1) in which it was known: an
-    adaptive wrapper changes it. In rounds between, that of the round before holds."""
-    if len(set(norms.values())) < 2:
-        return [dict(defense) for defense in defenses]
+def clipping(norms: Mapping[int, float]) -> dict[str, Any]:
+    """The defense that a spec declares, with the norm of each round (counted from 1) in which it is
+    known: an adaptive wrapper changes it. In rounds between, that of the round before holds."""
     last, schedule = norms[min(norms)], []
     for round_ in range(1, max(norms) + 1):
         last = norms.get(round_, last)
         schedule.append(last)
-    return [
-        dict(defense) | ({"norms": schedule} if defense["name"] == "clipping" else {})
-        for defense in defenses
-    ]
+    changes = {"norms": schedule} if len(set(schedule)) > 1 else {}
+    return {"name": "clipping", "norm": schedule[0], "everything": True, **changes}
 
 
 def contradiction(size: float, norm: float) -> str | None:

@@ -38,6 +38,7 @@ class Head(BaseModel):
     classes: int | None = None
     train: dict[str, Any] = {}
     defenses: list[Any] = []
+    clipped: float | None = None  # the norm to which a wrapper of Flower's has updates clipped
     app: str | None = None  # the folder in which the app's modules are found
     folder: str = ""  # that the capturing process was in
     signature: str = ""  # under the key of the run's vault: model and app are the capturer's own

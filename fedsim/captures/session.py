@@ -33,6 +33,7 @@ from fedsim.captures.arrays import (
     update_of,
 )
 from fedsim.captures.declaration import Declaration
+from fedsim.captures.flower_defenses import KEY_CLIPPING_NORM, Recognised
 from fedsim.captures.log import (
     Head,
     Messages,
@@ -96,17 +97,19 @@ class Session:
 
     # -- the app's own threads: quick, and nothing is raised --------------------------------------
 
-    def begin(self, strategy: str) -> None:
+    def begin(self, strategy: str, found: Recognised) -> None:
         with self._guarded("the capture cannot begin"):
-            self._begin(strategy)
+            self._begin(strategy, found)
             if self.stepwise:
                 atexit.register(self.end)
 
-    def sent(self, messages: list[Message]) -> None:
+    def sent(self, messages: list[Message], norm: float | None = None) -> None:
+        """``norm``: to which what comes back is clipped, where a wrapper around says so and the
+        messages do not."""
         with self._guarded("what was sent is not kept"):
             asked = [m for m in messages if m.metadata.message_type.startswith(MessageType.TRAIN)]
             if asked and self._run is not None:
-                self._open_round(asked)
+                self._open_round(asked, norm)
 
     def received(self, message: Message) -> None:
         with self._guarded("a reply is not kept"):
@@ -134,7 +137,7 @@ class Session:
         except Exception as error:
             self._trouble("capture_failed", f"{what}: {reason(error)}")
 
-    def _begin(self, strategy: str) -> None:
+    def _begin(self, strategy: str, found: Recognised) -> None:
         root = _claimed(self._wanted)
         run = self._run = Run(root)
         said = self._declaration
@@ -147,6 +150,7 @@ class Session:
             classes=said.classes,
             train=said.train,
             defenses=said.defenses,
+            clipped=found.norm,
             app=said.app,
             folder=str(Path.cwd()),
             problems=said.problems,
@@ -154,6 +158,8 @@ class Session:
         self._leaving.enter_context(run.locked())
         for problem in said.problems:
             self._trouble("declaration", problem)
+        for sentence in found.sentences:
+            self._note("flower_defense", sentence.removesuffix("."))
         if root != self._wanted:
             self._trouble(
                 "capture_elsewhere",
@@ -170,7 +176,7 @@ class Session:
             self._trouble("capture_unsigned", f"the capture is not signed: {reason(error)}")
             return ""
 
-    def _open_round(self, asked: list[Message]) -> None:
+    def _open_round(self, asked: list[Message], norm: float | None) -> None:
         assert self._run is not None
         assert self._head is not None
         if self._head.run_id is None:
@@ -185,6 +191,8 @@ class Session:
             self._rounds += 1
             _, first, common = taken[0]
             config = config_in(first)
+            if norm is not None:
+                config.setdefault(KEY_CLIPPING_NORM, norm)
             number = config.get("server-round")
             about = Messages(
                 round=self._rounds,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedsim.captures.arrays import STATISTICS
+from fedsim.captures.flower_defenses import KEY_CLIPPING_NORM, clipping, contradiction
 from fedsim.captures.inference import Inferred, infer, infer_batch, rank_of
 from fedsim.captures.log import (
     Head,
@@ -117,7 +118,7 @@ def settle(run: Run, wanted: Wanted) -> Spec:
             f"'{run.root}' holds no update: {whys[0] if whys else 'no client answered'}."
         )
     rounds = _numbered(rounds)
-    content = _content(run, head, wanted)
+    content = _content(run, head, wanted, rounds)
     found = infer(content["train"], rounds)
     classes = _classes(content.pop("classes", None) or head.classes)
     model = _model(content, classes, run)
@@ -141,14 +142,14 @@ def settle(run: Run, wanted: Wanted) -> Spec:
     return spec
 
 
-def _content(run: Run, head: Head, wanted: Wanted) -> dict[str, Any]:
+def _content(run: Run, head: Head, wanted: Wanted, rounds: Sequence[Messages]) -> dict[str, Any]:
     """The sections as they are declared: to the capture, to earlier audits, to this one."""
     content: dict[str, Any] = {
         "name": run.root.name,
         "data": {"name": "captured", **head.data},
         "model": head.model,
         "train": head.train,
-        "defenses": head.defenses,
+        "defenses": [*head.defenses, *_clipping(head, rounds)],
     }
     said = {key: value for key, value in wanted.sections.items() if key in (*ABOUT, "classes")}
     added = _merged(head.added, said)
@@ -170,6 +171,20 @@ def _content(run: Run, head: Head, wanted: Wanted) -> dict[str, Any]:
             f"declare model.name=package.module:Net: '{run.root}' does not say what was trained."
         )
     return content
+
+
+def _clipping(head: Head, rounds: Sequence[Messages]) -> list[dict[str, Any]]:
+    """What a wrapper of Flower's had done to the updates, unless that was declared."""
+    names = {defense.get("name") for defense in head.defenses}
+    if head.clipped is None or "clipping" in names:
+        return []
+    norms = {m.round: norm for m in rounds if (norm := _norm(m)) is not None}
+    return [clipping(norms or {1: head.clipped})]
+
+
+def _norm(messages: Messages) -> float | None:
+    norm = messages.config.get(KEY_CLIPPING_NORM)
+    return float(norm) if isinstance(norm, int | float) and norm > 0 else None
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -377,13 +392,15 @@ def _write(
             shutil.rmtree(folder)
     for messages in rounds:
         if any(reply.kept for reply in messages.replies):
-            _announce(run, spec, classes, messages, names)
+            _announce(run, spec, classes, messages, names, head)
     write_record(run.root, Record.of(spec, deployed=True, classes=classes))
     rows = [_row(at, messages) for at, messages in enumerate(rounds, start=1)]
     write_checkpoint(run, Checkpoint(rows, {}, {}))
 
 
-def _announce(run: Run, spec: Spec, classes: int, messages: Messages, names: _Names) -> None:
+def _announce(
+    run: Run, spec: Spec, classes: int, messages: Messages, names: _Names, head: Head
+) -> None:
     """Have the observations of a round announce what the spec says."""
     public = Public.of(spec, classes, messages.round)
     _complete(run, messages, names)
@@ -393,12 +410,24 @@ def _announce(run: Run, spec: Spec, classes: int, messages: Messages, names: _Na
         path = observation_path(run.observations, messages.round, reply.client)
         held, _ = read_tensors(path)
         update = _update(held, spec, reply, names)
+        if head.clipped is not None:
+            _tell_unclipped(run, messages, reply, update)
         places = reply.places
         if places is not None and names.listed:
             raise ModelError("clients that are sent arrays of their own must be sent them by name.")
         write_observation(
             run.observations, messages.round, reply.client, update, public, places=places
         )
+
+
+def _tell_unclipped(run: Run, messages: Messages, reply: Reply, update: Update) -> None:
+    """Say so where an update is longer than the norm to which it should have been clipped."""
+    norm = _norm(messages)
+    size = sum(float(t.double().square().sum()) for t in update.tensors.values()) ** 0.5
+    words = contradiction(size, norm) if norm is not None else None
+    if words is not None:
+        where = {"round": messages.round, "client": reply.client}
+        run.note("not_clipped", words.removesuffix("."), **where)
 
 
 def _complete(run: Run, messages: Messages, names: _Names) -> None:

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedsim.captures.declaration import Declaration
+from fedsim.captures.flower_defenses import Recognised, recognised, wrappers_around
 from fedsim.captures.session import Session
 from fedsim.captures.trouble import reason, warn
 
@@ -84,7 +85,9 @@ class CapturedStrategy(Strategy):
     ) -> Iterable[Message]:
         messages = self._inner.configure_train(server_round, arrays, config, grid)
         session = self._stepwise()
-        return _noted(messages, session) if session is not None else messages
+        if session is None:
+            return messages
+        return _noted(messages, session, _recognised(self))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -139,7 +142,7 @@ def _begun(captured: CapturedStrategy, *, stepwise: bool = False) -> Session:
     inner, (root, declared) = captured._inner, captured._capture
     key, examples = getattr(inner, "arrayrecord_key", None), getattr(inner, "weighted_by_key", None)
     session = Session(root, declared, (key, examples or "num-examples"), stepwise=stepwise)
-    session.begin(type(inner).__name__)
+    session.begin(type(inner).__name__, _recognised(captured))
     return session
 
 
@@ -147,9 +150,20 @@ def _watched(value: Any, session: Session) -> Any:
     return WatchedGrid(value, session) if isinstance(value, Grid) else value
 
 
-def _noted(messages: Iterable[Message], session: Session) -> Iterable[Message]:
+def _recognised(captured: CapturedStrategy) -> Recognised:
+    """Flower's own defenses in the strategy and around it; none where that cannot be told."""
+    try:
+        return recognised(captured._inner, wrappers_around(captured))
+    except Exception as error:
+        warn(f"defenses of Flower's are not recognised: {reason(error)}")
+        return Recognised()
+
+
+def _noted(
+    messages: Iterable[Message], session: Session, found: Recognised | None = None
+) -> Iterable[Message]:
     messages = list(messages)
-    session.sent(messages)
+    session.sent(messages, found.norm if found is not None else None)
     return messages
 
 

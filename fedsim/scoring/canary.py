@@ -37,6 +37,7 @@ from fedsim.core.run import Run, observation_name, paths
 from fedsim.core.spec import TrainSpec
 from fedsim.core.vault import Truth, Vault
 from fedsim.defenses.applied import announced, declared, hiding
+from fedsim.scoring.unseen_noise import quiet, unexplained
 
 # Replays differ by rounding alone: about 1e-6 on a CPU, more after many local steps.
 CANARY_TOLERANCE = 1e-4
@@ -192,28 +193,56 @@ def captured_canary(observation: Observation, truth: Truth, device: torch.device
     were declared, the canary fails."""
     if undeclared(observation.public, truth) is not None:
         return 1.0
-    return relative_error(*replayed(observation, truth, observation.public.protocol, device))
+    return replay_error(observation, truth, observation.public.protocol, device)
+
+
+def replay_error(
+    observation: Observation, truth: Truth, protocol: Protocol, device: torch.device
+) -> float:
+    """How far the replay of a captured client that trains by this ``protocol`` is from what was
+    observed; where noise was declared whose coins are the client's own, as far as that does not
+    explain it."""
+    replay, observed = replayed(observation, truth, protocol, device)
+    unseen = quiet(declared(observation.public.defenses))
+    return unexplained(replay, observed, unseen[1]) if unseen else relative_error(replay, observed)
 
 
 def replayed(
     observation: Observation, truth: Truth, protocol: Protocol, device: torch.device
 ) -> tuple[Update, Update]:
-    """The replay of a captured client that trains by this ``protocol``, and what was observed."""
+    """The replay of a captured client that trains by this ``protocol``, without noise that is the
+    client's own, and what was observed."""
     public, observed = observation.public, observation.update
     model = announced(public)
     model.load_state_dict(observation.weights)
     model.to(device)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and name in observed.tensors)
+    defenses = [
+        defense.at_round(observation.round, observation.client, ())
+        for defense in declared(public.defenses)
+    ]
+    unseen = quiet(defenses)
     with threads(1):
         replay = local_update(
             model,
             [(images.to(device), labels.to(device)) for images, labels in truth.replay()],
             replace(protocol, loss=protocol.loss.balanced_by(truth.class_weights)),
-            defenses=declared(public.defenses),
+            defenses=unseen[0] if unseen is not None else defenses,
             rng=truth.coin(),
         )
-    return replace(replay, num_examples=observed.num_examples), observed
+    # What travels is weights: the difference from those that were sent has their rounding.
+    travelled = {
+        name: _as_difference(tensor.cpu(), observation.weights[name], observed.tensors.get(name))
+        for name, tensor in replay.tensors.items()
+    }
+    examples = observed.num_examples
+    return replace(replay, tensors=travelled, num_examples=examples), observed
+
+
+def _as_difference(update: Tensor, sent: Tensor, like: Tensor | None) -> Tensor:
+    kind = update.dtype if like is None else like.dtype
+    return (sent.to(update) + update).to(kind) - sent.to(kind)
 
 
 def undeclared(public: Public, truth: Truth) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from fedsim.core.learning import Protocol, Update
 from fedsim.core.losses import Loss
 from fedsim.core.observation import Observation
 from fedsim.core.vault import Truth
-from fedsim.scoring.canary import relative_error, replayed, tolerance_of, undeclared
+from fedsim.scoring.canary import replay_error, replayed, tolerance_of, undeclared
 
 SECONDS = 120.0  # for all replays of one diagnosis
 FITS = 6  # replays of one fit of the learning rate
@@ -64,7 +64,7 @@ def diagnose(observation: Observation, truth: Truth, device: torch.device) -> Di
     until = time.monotonic() + SECONDS
 
     def error_of(changed: Protocol) -> float:
-        return relative_error(*replayed(observation, truth, changed, device))
+        return replay_error(observation, truth, changed, device)
 
     before = error_of(protocol)
     best: Diagnosis | None = None
@@ -79,7 +79,7 @@ def diagnose(observation: Observation, truth: Truth, device: torch.device) -> Di
             return best
     backwards = replace(truth, batches=truth.batches[::-1])
     if len(truth.batches) > 1 and time.monotonic() < until:
-        error = relative_error(*replayed(observation, backwards, protocol, device))
+        error = replay_error(observation, backwards, protocol, device)
         if error <= tolerance:
             words = ("the order of its batches", "its witness's", "the opposite")
             return Diagnosis(*words, error, True)

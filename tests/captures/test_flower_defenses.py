@@ -19,11 +19,11 @@ from flwr.serverapp.strategy import (
 )
 
 from fedsim.captures.flower_defenses import (
+    KEY_CLIPPING_NORM,
     Recognised,
+    clipping,
     contradiction,
-    norm_sent,
     recognised,
-    with_norms,
     wrappers_around,
 )
 from fedsim.defenses.applied import declared
@@ -33,7 +33,6 @@ CLIENT_SIDE = {
     DifferentialPrivacyClientSideFixedClipping: fixedclipping_mod,
     DifferentialPrivacyClientSideAdaptiveClipping: adaptiveclipping_mod,
 }
-CLIPPED = {"name": "clipping", "norm": 0.5, "everything": True}
 STEP = torch.tensor([3.0, 4.0])  # of norm 5
 
 
@@ -63,9 +62,8 @@ class Watching(FedAvg):
     ) -> Iterable[Message]:
         self.seen.append(recognised(self, wrappers_around(self)))
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
-        norm = norm_sent(messages)
-        if norm is not None:
-            self.norms[server_round] = norm
+        if KEY_CLIPPING_NORM in config:
+            self.norms[server_round] = config[KEY_CLIPPING_NORM]
         self.sent = arrays.to_torch_state_dict()["w"]
         return messages
 
@@ -107,7 +105,7 @@ def test_clipping_of_clients_is_recognised_on_both_sides_of_a_capture(wrapper, o
         watching = Watching()
         run(wrapper(watching, **told), [CLIENT_SIDE[wrapper]])
     (seen,) = watching.seen
-    assert seen.defenses == (CLIPPED,)
+    assert seen.norm == 0.5
     assert watching.norms == {1: 0.5}
     assert watching.sizes == pytest.approx([0.5, 0.5])
     (sentence,) = seen.sentences
@@ -130,13 +128,13 @@ def test_clipping_on_the_server_leaves_what_arrives_as_it_is(wrapper, key) -> No
     inside = Watching(wrapper(FedAvg(fraction_evaluate=0), **told))
     run(inside)
     assert inside.sizes == pytest.approx([5.0, 5.0])
-    assert inside.seen[0].defenses == ()
+    assert inside.seen[0].norm is None
     assert "arrive as clients made them" in inside.seen[0].sentences[0]
 
     around = Watching()
     run(wrapper(around, **told))
     assert around.sizes == pytest.approx([0.5, 0.5])
-    assert around.seen[0].defenses == (CLIPPED,)
+    assert around.seen[0].norm == 0.5
     assert "capture the wrapper to see what arrived" in around.seen[0].sentences[0]
 
 
@@ -158,17 +156,15 @@ def test_the_norms_of_an_adaptive_wrapper_are_those_of_the_rounds() -> None:
     run(watching, [adaptiveclipping_mod], rounds=3)
     first, second, third = watching.norms.values()
     assert first > second > third  # though every update is longer than the norm already
-    (clipping,) = declared(with_norms(watching.seen[0].defenses, watching.norms))
+    (defense,) = declared([clipping(watching.norms)])
     for round_, sizes in zip((1, 2, 3), zip(*[iter(watching.sizes)] * 2, strict=True), strict=True):
-        assert sizes == pytest.approx([clipping.at_round(round_, 0, [0]).norm] * 2)
+        assert sizes == pytest.approx([defense.at_round(round_, 0, [0]).norm] * 2)
 
 
 def test_a_round_of_which_no_norm_is_known_has_that_of_the_round_before() -> None:
-    plain = [{"name": "clipping", "norm": 0.5}, {"name": "top_k", "sparsity": 0.5}]
-    assert with_norms(plain, {1: 0.5, 2: 0.5}) == plain
-    clipping, other = with_norms(plain, {1: 0.5, 4: 0.4})
-    assert clipping["norms"] == [0.5, 0.5, 0.5, 0.4]
-    assert other == plain[1]
+    plain = {"name": "clipping", "norm": 0.5, "everything": True}
+    assert clipping({1: 0.5, 3: 0.5}) == plain
+    assert clipping({1: 0.5, 4: 0.4}) == plain | {"norms": [0.5, 0.5, 0.5, 0.4]}
 
 
 def test_an_update_longer_than_the_norm_says_that_a_mod_is_missing() -> None:
