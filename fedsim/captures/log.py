@@ -44,6 +44,7 @@ class Head(BaseModel):
     signature: str = ""  # under the key of the run's vault: model and app are the capturer's own
     problems: list[str] = []
     finished: bool = False
+    listed: tuple[str, ...] = ()  # the names of arrays that were sent without
     settled: dict[str, Any] = {}  # what the audit made of it
     added: dict[str, Any] = {}  # sections of a spec that were declared to the audit
 

@@ -123,6 +123,8 @@ class Session:
 
     def end(self) -> None:
         with self._guarded("the capture has no end"):
+            if self._run is None:
+                return
             self._close_round()
             self._writer.submit("the end of the capture", self._finish)
             self._writer.settle()
@@ -204,7 +206,7 @@ class Session:
             )
             self._now = _Round(about, common, {})
             self._write_sent(self._run, self._now)
-        for node, _, arrays in taken:
+        for node, _, arrays in sorted(taken, key=lambda one: one[0]):
             client = self._clients.setdefault(node, len(self._clients))
             self._now.replies[node] = Reply(node=node, client=client, sent=began)
             if not _same(arrays, self._now.common):

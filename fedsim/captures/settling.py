@@ -122,7 +122,7 @@ def settle(run: Run, wanted: Wanted) -> Spec:
     found = infer(content["train"], rounds)
     classes = _classes(content.pop("classes", None) or head.classes)
     model = _model(content, classes, run)
-    names = _names(run, model, rounds)
+    names = _names(run, head, model, rounds)
     seen = _surveyed(run, model, rounds, names)
     infer_batch(found, [r.examples for m in rounds for r in m.replies if r.kept], seen.rank)
     if found.missing:
@@ -135,7 +135,7 @@ def settle(run: Run, wanted: Wanted) -> Spec:
     _tell_frozen(run, names, seen)
     if names.statistics and not seen.statistics:
         found.train.setdefault("batchnorm", "local")
-    spec = _spec(content, found, rounds)
+    spec = _spec(content, found, rounds, classes)
     _write(run, spec, classes, rounds, replace(names, trained=names.trained & seen.moved), head)
     head.settled = {"digest": spec.digest(), "of": _identity(spec)}
     write_head(run.root, head)
@@ -158,7 +158,7 @@ def _content(run: Run, head: Head, wanted: Wanted, rounds: Sequence[Messages]) -
     content = _merged(content, added)
     if head.settled and "attacks" not in wanted.sections and run.spec_path.is_file():
         before = run.spec.model_dump(mode="json")
-        content |= {key: before[key] for key in ("attacks", "threat")}
+        content |= {key: before[key] for key in ("attacks", "threat")}  # as it was asked before
     rest = {key: value for key, value in wanted.sections.items() if key not in added}
     content = {"audit": {}, "engine": {"kind": "inline"}, **content}
     content = _merged(content, rest)
@@ -249,31 +249,21 @@ class _Names:
     listed: tuple[str, ...] = ()
 
     def of(self, name: str) -> str:
-        return self.listed[int(name)] if self.listed else name
+        return self.listed[int(name)] if self.listed and name.isdigit() else name
 
 
-def _names(run: Run, model: nn.Module, rounds: list[Messages]) -> _Names:
+def _names(run: Run, head: Head, model: nn.Module, rounds: list[Messages]) -> _Names:
     """How what was sent is called in the model; an error where it is of another model."""
     state = model.state_dict()
     trained = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
     layers = batchnorm_names(model)
     statistics = frozenset(f"{layer}.{kind}" for layer in layers for kind in STATISTICS)
     first = next(m for m in rounds if m.weights and any(r.kept for r in m.replies))
-    sent, about = read_tensors(weights_path(run.observations, first.round))
-    listed: tuple[str, ...] = ()
-    if first.listed and "renamed" not in about and not sent.keys() <= state.keys():
-        places = sorted(sent, key=int)
-        shapes = [sent[place].shape for place in places]
-        for order in (list(state), [n for n, _ in model.named_parameters()]):
-            if [state[name].shape for name in order] == shapes:
-                listed = tuple(order)
-                break
-        else:
-            raise ModelError(
-                f"the app of '{run.root}' sends {len(places)} arrays without names, and they do "
-                f"not have the shapes of '{_called(run)}', which has {len(state)}; declare the "
-                f"model that it trains."
-            )
+    sent, _ = read_tensors(weights_path(run.observations, first.round))
+    listed = tuple(head.listed)
+    if first.listed and not listed:
+        listed = head.listed = _order(run, model, sent)
+        write_head(run.root, head)  # before a name is changed on the disk
     names = _Names(state, trained, statistics, listed)
     for name, tensor in sent.items():
         own = state.get(names.of(name))
@@ -285,6 +275,19 @@ def _names(run: Run, model: nn.Module, rounds: list[Messages]) -> _Names:
                 f"model.options as the app makes it."
             )
     return names
+
+
+def _order(run: Run, model: nn.Module, sent: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The names of arrays that came as a list: those of the whole state, or of the parameters."""
+    state = model.state_dict()
+    shapes = [sent[place].shape for place in sorted(sent, key=int)]
+    for order in (list(state), [n for n, _ in model.named_parameters()]):
+        if [state[name].shape for name in order] == shapes:
+            return tuple(order)
+    raise ModelError(
+        f"the app of '{run.root}' sends {len(shapes)} arrays without names, and they do not have "
+        f"the shapes of '{_called(run)}', which has {len(state)}; declare the model that it trains."
+    )
 
 
 def _called(run: Run) -> str:
@@ -332,9 +335,7 @@ def _tell_frozen(run: Run, names: _Names, seen: _Seen) -> None:
 
 def names_of(names: _Names, stored: str) -> str:
     kind, _, name = stored.partition("/")
-    if names.listed and name.isdigit():
-        name = names.of(name)
-    return f"{kind}/{name}"
+    return f"{kind}/{names.of(name)}"
 
 
 def _numbered(rounds: list[Messages]) -> list[Messages]:
@@ -346,13 +347,18 @@ def _numbered(rounds: list[Messages]) -> list[Messages]:
     ]
 
 
-def _spec(content: Mapping[str, Any], found: Inferred, rounds: list[Messages]) -> Spec:
+def _spec(
+    content: Mapping[str, Any], found: Inferred, rounds: list[Messages], classes: int
+) -> Spec:
     """The spec of the run: what is declared and inferred, and who answered."""
     cohorts = [
         [] if m.round in found.odd else sorted(r.client for r in m.replies if r.kept)
         for m in rounds
     ]
     clients = 1 + max(reply.client for m in rounds for reply in m.replies)
+    least = min(
+        (r.examples for m in rounds for r in m.replies if r.kept and r.examples), default=None
+    )
     train = {
         **found.train,
         "upload": "delta",
@@ -364,7 +370,7 @@ def _spec(content: Mapping[str, Any], found: Inferred, rounds: list[Messages]) -
             **content,
             "data": {**content["data"], "clients": clients},
             "train": train,
-            "captured": {"cohorts": cohorts},
+            "captured": {"cohorts": cohorts, "examples": least, "classes": classes},
         }
     )
 
@@ -403,13 +409,14 @@ def _announce(
 ) -> None:
     """Have the observations of a round announce what the spec says."""
     public = Public.of(spec, classes, messages.round)
-    _complete(run, messages, names)
+    sent, _ = read_tensors(weights_path(run.observations, messages.round))
+    named = {names.of(name): tensor for name, tensor in sent.items()}
     for reply in messages.replies:
         if not reply.kept:
             continue
         path = observation_path(run.observations, messages.round, reply.client)
         held, _ = read_tensors(path)
-        update = _update(held, spec, reply, names)
+        update = _update(held, spec, reply, names, named)
         if head.clipped is not None:
             _tell_unclipped(run, messages, reply, update)
         places = reply.places
@@ -418,6 +425,7 @@ def _announce(
         write_observation(
             run.observations, messages.round, reply.client, update, public, places=places
         )
+    _complete(run, messages, names, named)
 
 
 def _tell_unclipped(run: Run, messages: Messages, reply: Reply, update: Update) -> None:
@@ -430,34 +438,37 @@ def _tell_unclipped(run: Run, messages: Messages, reply: Reply, update: Update) 
         run.note("not_clipped", words.removesuffix("."), **where)
 
 
-def _complete(run: Run, messages: Messages, names: _Names) -> None:
-    """Name what was sent in a round, and add what the model has beside it."""
-    path = weights_path(run.observations, messages.round)
-    sent, _ = read_tensors(path)
-    if sent.keys() == names.state.keys():
+def _complete(run: Run, messages: Messages, names: _Names, sent: Mapping[str, Tensor]) -> None:
+    """Write what was sent in a round by its names, with what the model has beside it."""
+    stored, _ = read_tensors(weights_path(run.observations, messages.round))
+    if stored.keys() == names.state.keys():
         return
-    own = {names.of(name): tensor for name, tensor in sent.items()}
-    lacking = [name for name in names.state if name not in own]
+    lacking = [name for name in names.state if name not in sent]
     if lacking:
         run.note(
             "not_sent",
             f"{len(lacking)} tensors of the model are never sent ('{lacking[0]}'): they are taken "
             f"as the declared model has them when it is made",
         )
-    write_weights(
-        run.observations, messages.round, {n: own.get(n, t) for n, t in names.state.items()}
-    )
+    whole = {name: sent.get(name, tensor) for name, tensor in names.state.items()}
+    write_weights(run.observations, messages.round, whole)
 
 
-def _update(held: Mapping[str, Tensor], spec: Spec, reply: Reply, names: _Names) -> Update:
+def _update(
+    held: Mapping[str, Tensor],
+    spec: Spec,
+    reply: Reply,
+    names: _Names,
+    sent: Mapping[str, Tensor],
+) -> Update:
     """What came back, as far as it is trained or is a BatchNorm layer's."""
     tensors, buffers = {}, {}
     for stored, tensor in held.items():
         kind, _, name = names_of(names, stored).partition("/")
         if name in names.trained and kind == "update":
             tensors[name] = tensor
-        elif name in names.statistics and kind == "buffer":
-            buffers[name] = tensor
+        elif name in names.statistics:  # in a list, nothing said what it was
+            buffers[name] = tensor if kind == "buffer" else sent[name] + tensor
     return Update(Upload.DELTA, tensors, buffers, _examples(spec, reply), reply.loss or 0.0)
 
 

@@ -268,9 +268,11 @@ class ServerSpec(Section):
 
 class CapturedSpec(Section):
     """Of a federation that somebody's own app ran: ``cohorts`` says whose updates were captured,
-    round by round."""
+    round by round, ``examples`` how many the client with fewest says that it has."""
 
     cohorts: list[list[Annotated[int, Field(ge=0)]]] = []
+    examples: Positive | None = None
+    classes: Positive | None = None
 
 
 class AuditSpec(Section):

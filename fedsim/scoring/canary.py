@@ -230,14 +230,22 @@ def replayed(
             replace(protocol, loss=protocol.loss.balanced_by(truth.class_weights)),
             defenses=unseen[0] if unseen is not None else defenses,
             rng=truth.coin(),
+            sent=observation.weights,
         )
     # What travels is weights: the difference from those that were sent has their rounding.
     travelled = {
         name: _as_difference(tensor.cpu(), observation.weights[name], observed.tensors.get(name))
         for name, tensor in replay.tensors.items()
     }
-    examples = observed.num_examples
-    return replace(replay, tensors=travelled, num_examples=examples), observed
+    replay = replace(replay, tensors=travelled, num_examples=observed.num_examples)
+    # Counters that were averaged come back as floats from some of Flower's mods.
+    buffers = {
+        name: buffer.to(replay.buffers[name].dtype)
+        if name in replay.buffers and torch.equal(buffer, buffer.round())
+        else buffer
+        for name, buffer in observed.buffers.items()
+    }
+    return replay, replace(observed, buffers=buffers)
 
 
 def _as_difference(update: Tensor, sent: Tensor, like: Tensor | None) -> Tensor:

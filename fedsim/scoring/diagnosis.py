@@ -6,6 +6,7 @@ A learning rate is fitted: for plain steps it scales the update, so a few replay
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +21,8 @@ from fedsim.core.vault import Truth
 from fedsim.scoring.canary import replay_error, replayed, tolerance_of, undeclared
 
 SECONDS = 120.0  # for all replays of one diagnosis
-FITS = 6  # replays of one fit of the learning rate
+FITS = 8  # replays of one fit of the learning rate
+NEAR = 0.03  # how far a round number may be from the one that was fitted
 CLOSER = 10.0  # how many times nearer a change must come to be named where none gives the update
 
 NORMALISATIONS = {
@@ -47,8 +49,8 @@ class Diagnosis:
     def words(self) -> str:
         how = "the replay gives the update" if self.holds else "the replay comes far closer"
         return (
-            f"{self.field} most likely is wrong: with {self.rather} instead of {self.declared} "
-            f"{how}."
+            f"Most likely {self.field} is wrong: with {self.rather}, and not {self.declared} as "
+            f"declared, {how}."
         )
 
 
@@ -94,20 +96,33 @@ def _fitted(
 ) -> list[Change]:
     """The learning rate with which the replay is as long as the update, along it."""
     protocol = observation.public.protocol
-    lr = protocol.lr
+    lr, tried = protocol.lr, list[tuple[float, float]]()  # logarithms of a rate, and of its scale
     for _ in range(FITS):
         replay, observed = replayed(observation, truth, replace(protocol, lr=lr), device)
         scale = _along(replay, observed)
         if scale is None or time.monotonic() > until:
             return []
+        tried.append((math.log(lr), math.log(scale)))
         if abs(scale - 1) < 1e-6:
             break
-        lr *= scale
-    round_ = float(f"{lr:.3g}")  # people choose round numbers
-    lr = round_ if abs(lr - round_) < 1e-3 * lr else lr
-    if abs(lr / protocol.lr - 1) < 1e-4:
-        return []
-    return [("train.lr", replace(protocol, lr=lr), f"{protocol.lr:g}", f"{lr:.4g}")]
+        lr = math.exp(_next(tried))
+    # People choose round numbers.
+    near = dict.fromkeys([float(f"{lr:.{digits}g}") for digits in (1, 2, 3)] + [lr])
+    likely = [one for one in near if abs(one / lr - 1) < NEAR and one != protocol.lr]
+    return [
+        ("train.lr", replace(protocol, lr=one), f"{protocol.lr:g}", f"{one:.4g}") for one in likely
+    ]
+
+
+def _next(tried: list[tuple[float, float]]) -> float:
+    """Where the logarithm of the scale would be zero, by the last two rates; at first, and where
+    these say nothing, as if the update grew with the rate."""
+    at, off = tried[-1]
+    if len(tried) > 1:
+        slope = (off - tried[-2][1]) / (at - tried[-2][0] or 1.0)
+        if -3 < slope < -0.2:
+            return at - off / slope
+    return at + off
 
 
 def _along(replay: Update, observed: Update) -> float | None:

@@ -60,7 +60,7 @@ def name_misdeclared(run: Run, scores: pd.DataFrame, verdicts: list[dict[str, An
     found = _diagnosed(run, round_, client)
     words = "No single change of the declaration that was tried gives the update observed."
     if found is not None:
-        words = found.words[0].upper() + found.words[1:]
+        words = found.words
     where = {"round": round_, "client": client}
     run.note(MISDECLARED, words.removesuffix("."), **where)
     for entry in verdicts:

@@ -51,10 +51,11 @@ class App:
         default=lambda model, record: model.load_state_dict(record.to_torch_state_dict())
     )
     keys: tuple[str, str] = ("arrays", "config")
+    mods: list[Any] = field(default_factory=list)
     run_id: int = 0
 
     def client_app(self) -> ClientApp:
-        app = ClientApp()
+        app = ClientApp(mods=self.mods)
 
         @app.train()
         def train(message: Message, context: Context) -> Message:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -16,18 +17,24 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
+    Strategy,
 )
 
+import fedsim
 from fedsim.captures.flower_defenses import (
     KEY_CLIPPING_NORM,
     Recognised,
     clipping,
     contradiction,
     recognised,
+    within,
     wrappers_around,
 )
+from fedsim.core.run import Run
 from fedsim.defenses.applied import declared
 from fedsim.federation.grids import InlineGrid
+from tests.captures import conftest, task
+from tests.captures.conftest import App, captured
 
 CLIENT_SIDE = {
     DifferentialPrivacyClientSideFixedClipping: fixedclipping_mod,
@@ -176,3 +183,93 @@ def test_an_update_longer_than_the_norm_says_that_a_mod_is_missing() -> None:
     run(without)
     assert contradiction(with_mod.sizes[0], with_mod.norms[1]) is None
     assert "runs without the mod" in str(contradiction(without.sizes[0], without.norms[1]))
+
+
+# -- whole captures ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "InlineGrid", ListGrid)
+
+
+def wrapped(kind: type[Strategy], strategy: Strategy, norm: float) -> Strategy:
+    fixed = "Fixed" in kind.__name__
+    told = {"clipping_norm" if fixed else "initial_clipping_norm": norm}
+    return kind(strategy, noise_multiplier=0.01, num_sampled_clients=2, **told)
+
+
+def events(run: Run, kind: str) -> list[str]:
+    return [event["message"] for event in run.events() if event["kind"] == kind]
+
+
+def canary_of(run: Run) -> dict:
+    return run.summary["verdicts"][0]["canary"]
+
+
+@pytest.mark.parametrize("kind", CLIENT_SIDE)
+@pytest.mark.parametrize("outermost", [True, False])
+@pytest.mark.parametrize("model", [task.Plain, task.Net], ids=["plain", "batchnorm"])
+def test_the_canary_of_an_app_whose_clients_clip_holds(
+    tmp_path: Path, lists: None, kind: type[Strategy], outermost: bool, model: type
+) -> None:
+    """Whichever side of the capture the wrapper stands on, and though the norm may change from
+    round to round."""
+    app = App(model=model, witnessed=True, mods=[CLIENT_SIDE[kind]])
+    if outermost:
+        strategy = captured(app, tmp_path / "mine", wrapped(kind, app.strategy(), 0.05))
+    else:
+        strategy = wrapped(kind, captured(app, tmp_path / "mine"), 0.05)
+    app.run(strategy, 3)
+    end_sessions(strategy)
+    run = fedsim.audit(tmp_path / "mine", attacks=[{"name": "prior_only"}])
+    (clips,) = run.spec.defenses
+    assert (clips.name, clips.params["norm"]) == ("clipping", 0.05)
+    assert len(clips.params.get("norms", [])) == (0 if "Fixed" in kind.__name__ else 3)
+    assert canary_of(run)["ok"], canary_of(run)
+    (sentence,) = events(run, "flower_defense")
+    assert sentence.startswith(kind.__name__)
+    assert events(run, "not_clipped") == []
+
+
+@pytest.mark.parametrize("outermost", [True, False])
+def test_the_canary_of_an_app_whose_server_clips_holds(
+    tmp_path: Path, lists: None, outermost: bool
+) -> None:
+    kind, app = DifferentialPrivacyServerSideFixedClipping, App(model=task.Plain, witnessed=True)
+    if outermost:
+        strategy = captured(app, tmp_path / "mine", wrapped(kind, app.strategy(), 0.05))
+    else:
+        strategy = wrapped(kind, captured(app, tmp_path / "mine"), 0.05)
+    app.run(strategy, 2)
+    end_sessions(strategy)
+    run = fedsim.audit(tmp_path / "mine", attacks=[{"name": "prior_only"}])
+    assert len(run.spec.defenses) == (0 if outermost else 1)
+    assert canary_of(run)["ok"], canary_of(run)
+
+
+def test_clients_without_the_mod_are_told_of(tmp_path: Path) -> None:
+    kind, app = DifferentialPrivacyClientSideFixedClipping, App(model=task.Plain, witnessed=True)
+    app.run(captured(app, tmp_path / "mine", wrapped(kind, app.strategy(), 0.05)), 1)
+    run = fedsim.audit(tmp_path / "mine", attacks=[{"name": "prior_only"}])
+    assert len(events(run, "not_clipped")) == 2
+    assert not canary_of(run)["ok"]
+
+
+@pytest.mark.parametrize(("epsilon", "ok"), [(5000.0, True), (3000.0, False)])
+def test_declared_noise_of_clients_is_held_against_what_they_sent(
+    tmp_path: Path, epsilon: float, ok: bool
+) -> None:
+    app = App(model=task.Plain, witnessed=True, mods=[LocalDpMod(0.1, 0.1, 5000.0, 1e-5)])
+    declared = {"name": "local_dp", "clip": 0.1, "epsilon": epsilon, "delta": 1e-5}
+    app.run(captured(app, tmp_path / "mine", defenses=[declared]), 2)
+    run = fedsim.audit(tmp_path / "mine", attacks=[{"name": "prior_only"}])
+    assert canary_of(run)["ok"] is ok, canary_of(run)
+
+
+def end_sessions(strategy: Strategy) -> None:
+    """A capture inside of a wrapper is not told that the run is over, but by the process's end."""
+    for one in within(strategy):
+        session = vars(one).get("_session")
+        if session is not None:
+            session.end()
