@@ -100,8 +100,8 @@ def test_a_room_imports_only_what_is_below_it(room: str) -> None:
             assert allowed, f"{file.relative_to(ROOT)} imports {name}"
 
 
-def test_the_front_door_needs_the_core_alone() -> None:
-    assert {room_of(name) for name in imports(MODULES["fedsim"], at_once=True)} == {"fedsim.core"}
+def test_the_front_door_needs_nothing_at_once() -> None:
+    assert not imports(MODULES["fedsim"], at_once=True)  # somebody's app imports it, too
 
 
 def test_no_two_modules_need_each_other_at_once() -> None:

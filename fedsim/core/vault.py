@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -35,10 +35,12 @@ from fedsim.core.files import (
     write_atomically,
 )
 from fedsim.core.keyring import Key, Keyring
-from fedsim.core.learning import Batch
 from fedsim.core.reading import read_file
 from fedsim.core.run import observation_name, state_path, truth_path
 from fedsim.core.seal import refuse_attacks
+
+if TYPE_CHECKING:
+    from fedsim.core.learning import Batch
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import fedsim
 from fedsim.captures.passes import Pass, as_pictures, read_passes
 from fedsim.captures.trouble import CaptureWarning
 from fedsim.captures.witness import settle_witnesses
-from tests.captures import task
+from tests import flower_task as task
 
 
 def context(run_id: int = 7, node_id: int = 3, **config: Any) -> Any:

@@ -3,33 +3,27 @@ otherwise."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.supercore.task_identity import TaskIdentity
 
 import fedsim
+from fedsim.captures.settling import Wanted, settle
+from fedsim.core.observation import Observation, read_observation
+from fedsim.core.run import Run, list_observations
 from fedsim.federation.grids import InlineGrid
-from tests.captures import task
+from tests import flower_task as task
 
 Reply = Callable[[int, int, dict[str, Any], RecordDict], RecordDict]  # client, round, weights
-
-
-@pytest.fixture(autouse=True)
-def _task(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The app's own module is found under its own name."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    sys.modules["task"] = task
-    yield
-    sys.modules.pop("task", None)
 
 
 @dataclass
@@ -104,22 +98,14 @@ class App:
             )
 
 
-class _task_of:  # noqa: N801
+@contextmanager
+def _task_of(run_id: int) -> Iterator[None]:
     """Messages that are made within are of this run."""
-
-    def __init__(self, run_id: int):
-        self.run_id = run_id
-
-    def __enter__(self) -> None:
-        from flwr.supercore.task_identity import TaskIdentity
-
-        self.before = TaskIdentity.run_id
-        TaskIdentity.run_id = self.run_id
-
-    def __exit__(self, *_: object) -> None:
-        from flwr.supercore.task_identity import TaskIdentity
-
-        TaskIdentity.run_id = self.before
+    before, TaskIdentity.run_id = TaskIdentity.run_id, run_id
+    try:
+        yield
+    finally:
+        TaskIdentity.run_id = before
 
 
 DECLARED: dict[str, Any] = {
@@ -144,4 +130,25 @@ def bytes_of(result: Result) -> dict[str, bytes]:
     return {name: array.data for name, array in result.arrays.items()}
 
 
-__all__ = ["DECLARED", "App", "ConfigRecord", "bytes_of", "captured"]
+def settled(root: Path, *overrides: str) -> Run:
+    """The capture as a run."""
+    run = Run(root)
+    settle(run, Wanted.of(None, overrides))
+    return run
+
+
+def updates(run: Run) -> list[Observation]:
+    return [read_observation(path) for path in list_observations(run.observations)]
+
+
+def kinds(run: Run) -> set[str]:
+    return {event["kind"] for event in run.events()}
+
+
+def events(run: Run, kind: str) -> list[str]:
+    return [event["message"] for event in run.events() if event["kind"] == kind]
+
+
+def entry(run: Run, attack: str) -> dict[str, Any]:
+    """What the summary says of an attack."""
+    return next(e for e in run.summary["verdicts"] if e["attack"] == attack)
