@@ -30,7 +30,7 @@ from fedsim.captures.log import (
     write_head,
 )
 from fedsim.captures.session import signed
-from fedsim.core.anatomy import batchnorm_names, head_names
+from fedsim.core.anatomy import batchnorm_names, head_names, vit_parts
 from fedsim.core.errors import FedsimError, ModelError, RunError, SpecError
 from fedsim.core.factories import is_import_path
 from fedsim.core.files import read_tensors
@@ -122,6 +122,7 @@ def settle(run: Run, wanted: Wanted) -> Spec:
     found = infer(content["train"], rounds)
     classes = _classes(content.pop("classes", None) or head.classes)
     model = _model(content, classes, run)
+    content.setdefault("attacks", _fitting(model))
     names = _names(run, head, model, rounds)
     seen = _surveyed(run, model, rounds, names)
     infer_batch(found, [r.examples for m in rounds for r in m.replies if r.kept], seen.rank)
@@ -237,6 +238,16 @@ def _look_for(name: str, run: Run) -> None:
             f"the model '{name}' cannot be imported from here: {lay}; call the command in the "
             f"folder of the app, or put that into PYTHONPATH."
         )
+
+
+def _fitting(model: nn.Module) -> list[dict[str, Any]]:
+    """The attack that is tried where none was asked for: the closed form for a Vision Transformer,
+    and a search for any other model."""
+    try:
+        vit_parts(model)
+    except ModelError:
+        return [{"name": "inverting_gradients"}]
+    return [{"name": "patch_solve"}]
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,9 @@ from fedsim.captures.flower_defenses import (
 from fedsim.core.run import Run
 from fedsim.defenses.applied import declared
 from fedsim.federation.grids import InlineGrid
-from tests.captures import conftest, task
-from tests.captures.conftest import App, captured
+from tests import flower_app
+from tests import flower_task as task
+from tests.flower_app import App, captured
 
 CLIENT_SIDE = {
     DifferentialPrivacyClientSideFixedClipping: fixedclipping_mod,
@@ -190,7 +191,7 @@ def test_an_update_longer_than_the_norm_says_that_a_mod_is_missing() -> None:
 
 @pytest.fixture
 def lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conftest, "InlineGrid", ListGrid)
+    monkeypatch.setattr(flower_app, "InlineGrid", ListGrid)
 
 
 def wrapped(kind: type[Strategy], strategy: Strategy, norm: float) -> Strategy:

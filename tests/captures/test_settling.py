@@ -92,3 +92,13 @@ def test_a_capture_without_an_answer_says_why(tmp_path: Path) -> None:
     app.run(captured(app, tmp_path / "mine"), 1)
     with pytest.raises(RunError, match="broken everywhere"):
         settled(tmp_path / "mine")
+
+
+def test_the_attack_that_nobody_named_is_one_that_fits_the_model(tmp_path: Path) -> None:
+    app = App(model=task.Plain)
+    app.run(captured(app, tmp_path / "mine"), 1)
+    run = settled(tmp_path / "mine")
+    assert [attack.name for attack in run.spec.attacks] == ["inverting_gradients"]
+    run = settled(tmp_path / "mine", "attacks=[{name: dlg, steps: 7}]")
+    assert [attack.name for attack in run.spec.attacks] == ["dlg"]
+    assert [a.name for a in settled(tmp_path / "mine").spec.attacks] == ["dlg"]  # as before
