@@ -201,7 +201,7 @@ def victims(spec: Spec) -> list[tuple[int, int]]:
         coin = np.random.default_rng([spec.seed, 11, round_])
         orders.append([(round_, int(c)) for c in coin.permutation(spec.cohort(round_))])
     wanted = spec.audit.victims or sum(len(order) for order in orders)
-    spread = [order[i] for i in range(spec.cohort_size) for order in orders]
+    spread = [order[i] for i in range(spec.cohort_size) for order in orders if i < len(order)]
     return sorted(spread[:wanted])
 
 

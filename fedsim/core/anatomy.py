@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from timm.layers import PatchEmbed
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -114,6 +113,8 @@ def vit_parts(model: nn.Module) -> VitParts:
             raise ModelError(found.why)
         unknown = _named(dict(model.named_parameters()), UNKNOWN)
         return replace(found.vit, unknown=unknown)
+    from timm.layers import PatchEmbed  # seconds, which not everybody who learns needs to wait for
+
     embeds = [(n, m) for n, m in model.named_modules() if isinstance(m, PatchEmbed)]
     if not embeds:
         raise ModelError(f"a {type(model).__name__} has no patch embedding: it is no ViT.")

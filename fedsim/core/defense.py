@@ -96,6 +96,12 @@ class Defense:
         """What the client keeps of this round, for `recall` in its next."""
         return {}
 
+    def without_noise(self) -> tuple[Defense, float] | None:
+        """Where Gaussian noise is the last thing that happens to an update: the defense without it,
+        and the deviation of the noise; None otherwise. Whoever does not know the client's coins can
+        still tell whether that is the noise."""
+        return None
+
     def encoded_bytes(self, update: Update) -> int | None:
         """The bytes of the upload when it is encoded as this defense allows; None where the defense
         changes nothing about that."""

@@ -266,6 +266,15 @@ class ServerSpec(Section):
         return self
 
 
+class CapturedSpec(Section):
+    """Of a federation that somebody's own app ran: ``cohorts`` says whose updates were captured,
+    round by round, ``examples`` how many the client with fewest says that it has."""
+
+    cohorts: list[list[Annotated[int, Field(ge=0)]]] = []
+    examples: Positive | None = None
+    classes: Positive | None = None
+
+
 class AuditSpec(Section):
     """Which observations are attacked, and how often."""
 

@@ -219,6 +219,8 @@ def _blocks(model: nn.Module) -> int:
 
 def _data(spec: Spec) -> tuple[int | None, int | None]:
     """Classes, and samples of the smallest shard; None: unknown."""
+    if spec.captured is not None:
+        return spec.captured.classes, spec.captured.examples
     try:
         images = images_of(spec.data, "train")
     except DataError:

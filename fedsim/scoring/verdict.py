@@ -17,6 +17,8 @@
                    told from a gallery of others as often as chance would less than once in a
                    thousand times
     NOT RECOVERED  otherwise: by this attack, at this budget
+    NOT SCORED     the run was captured and nobody witnessed what its clients learned from: there
+                   are reconstructions, and nothing to compare them with
     NO RESULT      nothing to score: its jobs failed, or none of its victims was observed
 
 The first that holds counts: a picture that came back has leaked, whatever else is wrong, and
@@ -61,7 +63,7 @@ from fedsim.scoring.statistics import (
     label_accuracy,
     rate,
 )
-from fedsim.scoring.wording import PARTIAL_DB, PARTIAL_SSIM, words_of
+from fedsim.scoring.wording import PARTIAL_DB, PARTIAL_SSIM, unscored_words, words_of
 
 MARGINS = {"psnr": PARTIAL_DB, "psnr_registered": PARTIAL_DB, "ssim": PARTIAL_SSIM}
 # Marks for where nobody guessed: flat colours reach 10 to 18 dB on photographs.
@@ -120,16 +122,20 @@ def summarise(
     failed: list[dict[str, str]],
     chances: Mapping[str, Mapping[str, Any]] | None = None,
     asked: Asked | None = None,
+    unscored: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """One entry per attack, in the order of the spec; the baseline last. ``ledgers`` says what each
     attack read (one that is not in there may have read anything), ``chances`` what its
-    identification is to be read against; without ``asked``, all that the scores hold was."""
+    identification is to be read against; without ``asked``, all that the scores hold was.
+    ``unscored``: what each attack made where there is no truth at all."""
     asked = asked or Asked.of(scores)
     baseline = scores[scores["attack"] == asked.baseline]
     entries = []
     for label in labels:
         rows, ledger = scores[scores["attack"] == label], ledgers.get(label)
-        if rows.empty:
+        if unscored is not None and label in unscored:
+            entries.append(_not_scored(label, ledger or [], unscored[label], asked))
+        elif rows.empty:
             own = [job for job in failed if job["attack"] == label]
             entries.append(_no_result(label, ledger or [], own, asked))
         else:
@@ -154,6 +160,23 @@ def _no_result(
     about["refused"] = asked.refused
     about |= {"declined": all_declined, "kinds": sorted(set(kinds))}
     return {"attack": label, "verdict": "NO RESULT", **about, "words": words}
+
+
+def _not_scored(
+    label: str, ledger: list[str], made: Mapping[str, Any], asked: Asked
+) -> dict[str, Any]:
+    """What an attack made, and no word on whether it is right."""
+    entry = {
+        "attack": label,
+        "verdict": "BASELINE" if label == asked.baseline else "NOT SCORED",
+        "is_baseline": label == asked.baseline,
+        "images": 0,
+        "victims_of": asked.victims,
+        "refused": asked.refused,
+        "ledger": ledger,
+        **made,
+    }
+    return entry | {"words": unscored_words(entry)}
 
 
 def _one(

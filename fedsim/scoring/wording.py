@@ -39,6 +39,23 @@ def words_of(entry: dict[str, Any]) -> str:
     }[entry["verdict"]]
 
 
+def unscored_words(entry: dict[str, Any]) -> str:
+    """What an entry without any truth says; it may be right or wrong, and nobody here knows."""
+    made, of = entry["made"], entry["victims_of"]
+    if entry["is_baseline"]:
+        return "A guess that never sees the update; without the truth nothing is compared with it."
+    some = f"{made} picture" + ("" if made == 1 else "s")
+    labels = entry["labels_read"]
+    read = f" It read {labels} label" + ("" if labels == 1 else "s") + "." if labels else ""
+    loss = entry["loss"]
+    fit = f" Its matching loss is {loss:.3g} in the median." if loss is not None else ""
+    return (
+        f"{entry['attack']} made {some} from {entry['victims']} of {of} updates, and no client had "
+        f"a witness: they are not scored, and may be right or wrong.{read}{fit} A witness in the "
+        f"ClientApp tells: fedsim.witness(trainloader, context)."
+    )
+
+
 def _decibel(value: float) -> str:
     return f"{value:.1f} dB"
 
