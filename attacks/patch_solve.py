@@ -28,6 +28,7 @@ from fedsim.attacks.closed import (
     RidgeSolution,
     Solved,
     fold_patches,
+    refuse_frozen,
     ridge_solve,
     uploaded,
 )
@@ -62,7 +63,8 @@ class PatchSolve(ClosedForm):
     adaptive: bool = True
 
     def check_model(self, model: nn.Module, public: Public) -> None:
-        _position(transformer_parts(model, "patch_solve"))
+        parts = transformer_parts(model, "patch_solve")
+        refuse_frozen(model, (_position(parts), parts.patch_weight), "patch_solve")
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         parts = transformer_parts(model, "patch_solve")

@@ -58,7 +58,7 @@ from fedsim.core.run import (
 from fedsim.core.seal import sealed
 from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Component, ThreatSpec
-from fedsim.defenses.applied import announced, built, countered
+from fedsim.defenses.applied import announced, countered
 
 
 @dataclass(frozen=True)
@@ -224,8 +224,7 @@ def _announced(
     if defenses and "defenses" not in granted:
         model = announced(public) if "architecture" in granted else torch.nn.Identity()
         return Announced(partial(copy.deepcopy, model))
-    parts = public.architecture, public.num_classes, public.image_size
-    return Announced(partial(built, *parts, defenses), partial(countered, update, defenses))
+    return Announced(partial(announced, public), partial(countered, update, defenses))
 
 
 def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) -> Lesson:

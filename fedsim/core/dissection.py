@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.anatomy import FirstAttention, Found, VitParts, blocks_of
+from fedsim.core.anatomy import FirstAttention, Found, VitParts, bare, blocks_of, own
 from fedsim.core.errors import ModelError
 
 _MOST_PREFIX = 16  # tokens that belong to no patch: class, distillation, registers
@@ -140,23 +140,31 @@ def _picture(side: int) -> Tensor:
 
 @contextmanager
 def _watched(model: nn.Module) -> Iterator[list[_Call]]:
-    """Every call of a layer with weights of its own, in the order of their ends."""
+    """Every call of a layer with weights of its own, in the order of their ends. A layer with an
+    adapter around it gives what the two give together."""
     calls: list[_Call] = []
+    layers = {}
+    for name, module in model.named_modules():
+        place, layer = bare(name, module)
+        if own(place) and place not in layers:
+            layers[place] = (module, layer)
     watched = nn.Conv2d | nn.Linear | nn.LayerNorm | nn.MultiheadAttention
 
-    def note(name: str, module: nn.Module, given: Any, named: Mapping[str, Any], gave: Any) -> None:
+    def note(name: str, layer: nn.Module, given: Any, named: Mapping[str, Any], gave: Any) -> None:
         read = next((t for t in (*given, *named.values()) if isinstance(t, Tensor)), None)
         gave = gave[0] if isinstance(gave, tuple) else gave
         if read is not None and isinstance(gave, Tensor):
-            calls.append(_Call(name, module, read.detach(), gave.detach()))
+            calls.append(_Call(name, layer, read.detach(), gave.detach()))
 
     hooks = [
         module.register_forward_hook(
-            lambda m, given, named, gave, name=name: note(name, m, given, named, gave),
+            lambda _, given, named, gave, name=name, layer=layer: note(
+                name, layer, given, named, gave
+            ),
             with_kwargs=True,
         )
-        for name, module in model.named_modules()
-        if isinstance(module, watched)
+        for name, (module, layer) in layers.items()
+        if isinstance(layer, watched)
     ]
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # which would pass the layers by

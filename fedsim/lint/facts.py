@@ -181,9 +181,9 @@ def _built(spec: Spec, classes: int, defenses: Sequence[Defense]) -> nn.Module:
         bare = spec.model.model_copy(update={"pretrained": False})
         return build_model(
             bare, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed,
-            prepare=partial(prepared, defenses=defenses),
+            prepare=partial(prepared, defenses=defenses, train=spec.train),
         )  # fmt: skip
-    return prepared(_bare(spec, classes), defenses)
+    return prepared(_bare(spec, classes), defenses, spec.train)
 
 
 def _bare(spec: Spec, classes: int) -> nn.Module:
