@@ -7,6 +7,7 @@ fresh weights, the defenses and the closed forms. No data is read and no round i
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from collections.abc import Sequence
@@ -101,19 +102,20 @@ def rehearse(
 
 
 def _begun(model: nn.Module) -> nn.Module:
-    """The model, with numbers in a head of zeros: behind one, nothing has a gradient in the first
-    round, and in every later one it has."""
-    try:
-        names = head_names(model)
-    except ModelError:
-        return model
-    if bool(model.get_parameter(names[0]).any()):
+    """The model, with numbers in a head of zeros and in adapters: behind zeros nothing has a
+    gradient in the first round, and in every later one it has."""
+    names = [name for name, _ in model.named_parameters() if ".lora_B." in name]
+    with contextlib.suppress(ModelError):
+        names.append(head_names(model)[0])
+    zeros = [name for name in names if not bool(model.get_parameter(name).any())]
+    if not zeros:
         return model
     begun = copy.deepcopy(model)
     coin = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        head = begun.get_parameter(names[0])
-        head.copy_(BEGUN * torch.randn(head.shape, generator=coin))
+        for name in zeros:
+            weight = begun.get_parameter(name)
+            weight.copy_(BEGUN * torch.randn(weight.shape, generator=coin))
     return begun
 
 
