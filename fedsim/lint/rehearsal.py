@@ -7,11 +7,10 @@ fresh weights, the defenses and the closed forms. No data is read and no round i
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -27,13 +26,15 @@ from fedsim.core.knowledge import THREATS, Announced, View
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.metrics import decibel
 from fedsim.core.observation import Observation, Public
-from fedsim.core.spec import Spec
+from fedsim.core.spec import Spec, Upload
+from fedsim.core.trainable import adapted_layers
 from fedsim.defenses.applied import countered
 
 EXACT_DB = 40.0  # a picture without a visible difference
 DRAWS, CHANCES = 4, 12  # batches: usually; where a defense tosses a coin for each
 LARGE, LARGE_DRAWS = 2e9, 2  # parameters times patches of 16 x 16 pixels: beyond, fewer draws
 MOST_LABELS = 8  # pictures in a batch whose labels are read
+CLIENTS, FIRST_ROUND = 4, 1000  # whose updates move adapters; the seeds of their pictures
 BEGUN = 0.01  # the size of a head that began as zeros, after a step
 CONTRAST = 0.35  # of made-up pictures: about an eighth of them is black or white
 
@@ -81,6 +82,9 @@ def rehearse(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about slow paths, which do not matter here
+            if adapted_layers(model) and spec.train.rounds > 1:
+                stage = replace(stage, model=_a_round_later(stage, steps))
+                plain = replace(plain, model=stage.model)
             for draw in range(draws):
                 pictures, truth = stage.batch(draw, batch)
                 observation = stage.observe(draw, [(pictures, truth)] * steps)
@@ -102,21 +106,36 @@ def rehearse(
 
 
 def _begun(model: nn.Module) -> nn.Module:
-    """The model, with numbers in a head of zeros and in adapters: behind zeros nothing has a
-    gradient in the first round, and in every later one it has."""
-    names = [name for name, _ in model.named_parameters() if ".lora_B." in name]
-    with contextlib.suppress(ModelError):
-        names.append(head_names(model)[0])
-    zeros = [name for name in names if not bool(model.get_parameter(name).any())]
-    if not zeros:
+    """The model, with numbers in a head of zeros: behind one, nothing has a gradient in the first
+    round, and in every later one it has."""
+    try:
+        names = head_names(model)
+    except ModelError:
+        return model
+    if bool(model.get_parameter(names[0]).any()):
         return model
     begun = copy.deepcopy(model)
     coin = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name in zeros:
-            weight = begun.get_parameter(name)
-            weight.copy_(BEGUN * torch.randn(weight.shape, generator=coin))
+        head = begun.get_parameter(names[0])
+        head.copy_(BEGUN * torch.randn(head.shape, generator=coin))
     return begun
+
+
+def _a_round_later(stage: Stage, steps: int) -> nn.Module:
+    """The model after the first round of a few clients with made-up pictures: how far it moves
+    adapters from their zeros is what later gradients of theirs are read by."""
+    clients = min(stage.spec.cohort_size, CLIENTS)
+    moved, train = copy.deepcopy(stage.model), stage.spec.train
+    step = -train.lr if train.upload is Upload.GRADIENT else 1.0
+    batch = min(train.step_size, MOST_LABELS)
+    for client in range(clients):
+        drawn = stage.batch(FIRST_ROUND + client, batch)
+        update = stage.observe(0, [drawn] * steps).update.widened()
+        with torch.no_grad():
+            for name, tensor in update.tensors.items():
+                moved.get_parameter(name).add_(tensor, alpha=step / clients)
+    return moved
 
 
 @dataclass(frozen=True)
