@@ -51,14 +51,14 @@ def labels_left(view: View) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class _HeadUpdate:
+class HeadUpdate:
     """The update of the classifier, as an ascent direction."""
 
     weight: Tensor | None  # (C, D)
     bias: Tensor | None  # (C,)
 
     @classmethod
-    def of(cls, update: Update, model: nn.Module) -> _HeadUpdate:
+    def of(cls, update: Update, model: nn.Module) -> HeadUpdate:
         try:
             names = head_names(model)
         except ModelError as error:
@@ -74,12 +74,12 @@ class _HeadUpdate:
         by_rank = {tensor.dim(): update.kind.sign * tensor.double().cpu() for tensor in uploaded}
         return cls(by_rank.get(2), by_rank.get(1))
 
-    def unsmoothed(self, protocol: Protocol, model: nn.Module) -> _HeadUpdate:
+    def unsmoothed(self, protocol: Protocol, model: nn.Module) -> HeadUpdate:
         """As if no label had been smoothed, where both parts are there to tell."""
         if self.weight is None or self.bias is None or not is_bent(protocol.loss):
             return self
         predictions = _predictions(self, model, self.bias, self.weight)
-        return _HeadUpdate(*unsmoothed(protocol.loss, predictions, self.weight, self.bias))
+        return HeadUpdate(*unsmoothed(protocol.loss, predictions, self.weight, self.bias))
 
 
 def recover_labels(
@@ -95,7 +95,7 @@ def recover_labels(
 
     ``protocol`` and ``steps`` are how the client trained, where the attacker knows it.
     """
-    head = _HeadUpdate.of(update, model)
+    head = HeadUpdate.of(update, model)
     whole = head
     if protocol is not None and update.kind is Upload.GRADIENT and protocol.clip is None:
         head = head.unsmoothed(protocol, model)  # a delta is, once its steps are taken apart
@@ -120,7 +120,7 @@ def recover_labels(
     return labels_by_sum(head.weight, count)
 
 
-def _choose(head: _HeadUpdate, update: Update, protocol: Protocol | None, count: int) -> Rule:
+def _choose(head: HeadUpdate, update: Update, protocol: Protocol | None, count: int) -> Rule:
     if head.weight is not None and head.bias is not None and sparse(head.bias):
         if one_signed(head.weight) >= _ONE_SIGN:
             return "rows"
@@ -168,7 +168,7 @@ def _enough_classes(weight: Tensor, count: int) -> None:
 
 
 def _labels_from_bias(
-    head: _HeadUpdate, model: nn.Module, count: int, protocol: Protocol | None
+    head: HeadUpdate, model: nn.Module, count: int, protocol: Protocol | None
 ) -> Tensor:
     """Counts behind one gradient:  n = B (mean p - db), under plain cross-entropy."""
     assert head.bias is not None
@@ -183,7 +183,7 @@ def _counted_under(protocol: Protocol, predictions: Tensor, bias: Tensor, count:
 
 
 def _labels_from_steps(
-    head: _HeadUpdate, model: nn.Module, count: int, protocol: Protocol, steps: int
+    head: HeadUpdate, model: nn.Module, count: int, protocol: Protocol, steps: int
 ) -> Tensor:
     """Counts of ``count`` samples seen over ``steps`` SGD steps, from the head's delta.
 
@@ -205,7 +205,7 @@ def _labels_from_steps(
 
 
 def _predictions(
-    head: _HeadUpdate,
+    head: HeadUpdate,
     model: nn.Module,
     bias_step: Tensor,
     weight_step: Tensor | None,
@@ -267,7 +267,7 @@ def batch_size_from_rank(update: Update, model: nn.Module) -> int:
     """
     if update.kind is not Upload.GRADIENT:
         raise AttackError("the batch size can be read from one gradient, not from a weight delta.")
-    head = _HeadUpdate.of(update, model)
+    head = HeadUpdate.of(update, model)
     if head.weight is not None:
         rank, most = numerical_rank(head.weight), min(len(head.weight) - 1, head.weight.shape[1])
         if rank < most:

@@ -297,7 +297,7 @@ def _check(result: Reconstruction, observation: Observation) -> None:
         raise AttackError(
             f"the attack returned images of shape {shape}, not (B, 3, {side}, {side})"
         )
-    if not len(result.images):
+    if not len(result.images) and result.features is None:
         raise AttackError("the attack returned no picture.")
     if not bool(torch.isfinite(result.images).all()):
         raise AttackError("the attack returned pixels that are not finite.")
@@ -311,6 +311,8 @@ def refuse_surplus(result: Reconstruction, most: int) -> None:
     counts = {"pictures": len(result.images), "labels": 0}
     if result.labels is not None:
         counts["labels"] = result.labels.numel()
+    if result.features is not None:
+        counts["features"] = len(result.features)
     for what, count in counts.items():
         if count > most:
             raise AttackError(
