@@ -31,6 +31,8 @@ from fedsim.core.losses import Loss
 from fedsim.core.observation import Public
 from fedsim.core.spec import Upload
 
+_APART = 1e-2  # of their size: pictures of one class must not begin alike
+
 
 @dataclass(frozen=True)
 class Features(Attack):
@@ -60,9 +62,11 @@ class Features(Attack):
         self, view: View, *, device: torch.device, progress: Progress
     ) -> Reconstruction:
         model, notes = view.model(), ["no picture is claimed: labels and features alone"]
-        count, steps = _behind(view)
+        count, steps, epochs = _behind(view)
         protocol = view.known_protocol()
-        labels = recover_labels(view.update, model, count, protocol=protocol, steps=steps)
+        labels = recover_labels(
+            view.update, model, count, protocol=protocol, steps=steps, epochs=epochs
+        )
         head = HeadUpdate.of(view.update, model)
         if head.weight is None:
             raise AttackError("features needs the gradient of the head's weight, which is lacking.")
@@ -70,7 +74,7 @@ class Features(Attack):
         if count == 1:
             features = one_feature(head, labels)
         else:
-            features = by_class(head, labels)
+            features = by_class(head, labels, view.coin("features"))
             if view.update.kind is Upload.DELTA or head.bias is None:
                 notes.append("several steps or no bias: each picture gets its class's mean")
             elif count >= len(head.weight):
@@ -92,16 +96,16 @@ class Features(Attack):
         )
 
 
-def _behind(view: View) -> tuple[int, int]:
-    """Pictures behind the update, and its steps, as far as the protocol tells."""
+def _behind(view: View) -> tuple[int, int, int]:
+    """Pictures behind the update, its steps and epochs, as far as the protocol tells."""
     size = view.batch_size
     if view.update.kind is Upload.GRADIENT or not view.grants("local_steps"):
-        return size, 1
+        return size, 1, 1
     steps, epochs = view.local_steps
     if not epochs:
-        return size * (steps or 1), steps or 1
+        return size * (steps or 1), steps or 1, 1
     count = samples_of_epoch(view.update.num_examples, epochs)
-    return count, steps_of_round(steps, epochs, count, size)
+    return count, steps_of_round(steps, epochs, count, size), epochs
 
 
 def one_feature(head: HeadUpdate, labels: Tensor) -> Tensor:
@@ -114,7 +118,7 @@ def one_feature(head: HeadUpdate, labels: Tensor) -> Tensor:
     return features[None]
 
 
-def by_class(head: HeadUpdate, labels: Tensor) -> Tensor:
+def by_class(head: HeadUpdate, labels: Tensor, coin: torch.Generator) -> Tensor:
     """A first guess at the features (B, D): for each picture the mean of its class.
 
     Row c of dW is  mean_i p_ic h_i - (n_c / B) m_c,  m_c the mean features of class c. The first
@@ -125,7 +129,9 @@ def by_class(head: HeadUpdate, labels: Tensor) -> Tensor:
     times = torch.bincount(labels, minlength=len(weight))
     absent = weight[times == 0].mean(0) if bool((times == 0).any()) else torch.zeros(1)
     means = (absent - weight) * count / times.clamp(min=1)[:, None]
-    return means[labels]
+    guess = means[labels]
+    noise = torch.randn(guess.shape, generator=coin, dtype=guess.dtype)
+    return guess + _APART * guess.std() * noise
 
 
 def searched(

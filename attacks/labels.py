@@ -12,7 +12,7 @@ weights get mean_i (p_i - y_i) h_i^T, with h_i the features of sample i. From th
 - ``rows``: counts from the sums of the weight rows, for features that are never negative: what is
   left to read where a sparsified bias shows next to nothing.
 - ``steps``: counts behind a weight delta of local steps, whose predictions are followed along
-  the way (after RLU, Ma et al. 2023).
+  the way, under Adam and AdamW by simulating the bias (`label_steps`).
 - ``auto`` takes what the update shows: ``steps`` for a delta whose protocol is known, ``bias``
   where there is a bias that is not mostly zeros, ``rows`` or ``sum`` where the weight rows have one
   sign each, else ``min``.
@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.class_shares import class_shares, is_bent, unsmoothed
+from fedsim.attacks.label_steps import followed, read_off
 from fedsim.attacks.pulls import momentum_pull
 from fedsim.core.anatomy import head_names, vit_parts
 from fedsim.core.augment import mixes
@@ -90,10 +91,12 @@ def recover_labels(
     *,
     protocol: Protocol | None = None,
     steps: int = 1,
+    epochs: int = 1,
 ) -> Tensor:
     """The labels (count,) behind an update, sorted.
 
-    ``protocol`` and ``steps`` are how the client trained, where the attacker knows it.
+    ``protocol``, ``steps`` and the ``epochs`` that they make up are how the client trained, where
+    the attacker knows it.
     """
     head = HeadUpdate.of(update, model)
     whole = head
@@ -104,7 +107,9 @@ def recover_labels(
     if rule == "steps":
         if protocol is None:
             raise AttackError("labels: steps needs the client's optimiser, which is not known.")
-        return _labels_from_steps(head, model, count, protocol, steps)
+        if protocol.optimizer != "sgd":
+            return _labels_by_simulation(head, model, count, protocol, steps, epochs)
+        return _labels_from_steps(head, model, count, protocol, steps, update.loss)
     if rule == "bias":
         if head.bias is None:
             raise AttackError("labels: bias needs the head's bias, which the update lacks.")
@@ -125,13 +130,21 @@ def _choose(head: HeadUpdate, update: Update, protocol: Protocol | None, count: 
         if one_signed(head.weight) >= _ONE_SIGN:
             return "rows"
         return "min" if count <= len(head.weight) else "bias"
-    known = protocol is not None and protocol.optimizer == "sgd" and protocol.clip is None
-    if update.kind is Upload.DELTA and known and head.bias is not None and head.weight is not None:
+    if update.kind is Upload.DELTA and head.bias is not None and _follows(head, protocol):
         return "steps"
     if head.bias is not None:
         return "bias"
     assert head.weight is not None
     return "sum" if one_signed(head.weight) >= _ONE_SIGN else "min"
+
+
+def _follows(head: HeadUpdate, protocol: Protocol | None) -> bool:
+    """Whether the head's steps can be followed: adaptive optimisers take no notice of clipping."""
+    if protocol is None:
+        return False
+    if protocol.optimizer == "sgd":
+        return head.weight is not None and protocol.clip is None
+    return protocol.loss.known_weights is None and not mixes(protocol.augment)
 
 
 def sparse(bias: Tensor) -> bool:
@@ -183,7 +196,7 @@ def _counted_under(protocol: Protocol, predictions: Tensor, bias: Tensor, count:
 
 
 def _labels_from_steps(
-    head: HeadUpdate, model: nn.Module, count: int, protocol: Protocol, steps: int
+    head: HeadUpdate, model: nn.Module, count: int, protocol: Protocol, steps: int, loss: float
 ) -> Tensor:
     """Counts of ``count`` samples seen over ``steps`` SGD steps, from the head's delta.
 
@@ -201,7 +214,22 @@ def _labels_from_steps(
     along = [
         _predictions(head, model, step_bias, step_weight, share=k / steps) for k in range(steps)
     ]
-    return _counted_under(protocol, torch.stack(along).mean(0), step_bias, count)
+    wary = torch.stack(along).mean(0)
+    if is_bent(protocol.loss) or mixes(protocol.augment):
+        return _counted_under(protocol, wary, step_bias, count)
+    sure = 2 * wary - 1 / len(wary)  # without the uniform half
+    return counted(followed(sure, wary, step_bias, loss), count, step_bias < 0)
+
+
+def _labels_by_simulation(
+    head: HeadUpdate, model: nn.Module, count: int, protocol: Protocol, steps: int, epochs: int
+) -> Tensor:
+    """Counts of ``count`` samples seen over ``steps`` steps of Adam or AdamW."""
+    if head.bias is None:
+        raise AttackError("labels: steps needs the head's bias, which the update lacks.")
+    bias = model.get_parameter(head_names(model)[1]).detach().double().cpu()
+    shares = read_off(-head.bias, bias, protocol, count=count, steps=steps, epochs=epochs)
+    return counted(shares, count, torch.zeros(len(shares), dtype=torch.bool))
 
 
 def _predictions(

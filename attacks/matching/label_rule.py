@@ -41,6 +41,7 @@ class LabelParameters:
                 self.labels,
                 protocol=view.known_protocol(),
                 steps=len(problem.batches),
+                epochs=problem.epochs,
             )
         return labels.to(problem.device).expand(seeds, -1)
 

@@ -43,6 +43,12 @@ class Problem:
     undo: Callable[[Tensor], Tensor] | None = None  # from the network's input to the pictures
 
     @property
+    def epochs(self) -> int:
+        """How often the client goes over what it has, as far as that is known."""
+        known = self.view.grants("local_steps") and self.update.kind is Upload.DELTA
+        return (self.view.local_steps[1] or 1) if known else 1
+
+    @property
     def clipped(self) -> bool:
         """Whether this is the gradient of a client that clips, simulated as a step of its own."""
         return self.local == "unroll" and self.update.kind is Upload.GRADIENT
