@@ -473,6 +473,7 @@ RULES: tuple[Rule, ...] = (
     active.guards_only_warn,
     training.augmented,
     training.idle_proximal,
+    training.partial_training,
 )
 
 
