@@ -17,7 +17,15 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fedsim.attacks.closed import ClosedForm, Hidden, Solved, fold_patches, ridge_solve, uploaded
+from fedsim.attacks.closed import (
+    ClosedForm,
+    Hidden,
+    Solved,
+    fold_patches,
+    refuse_frozen,
+    ridge_solve,
+    uploaded,
+)
 from fedsim.attacks.transformers import transformer_parts
 from fedsim.core.anatomy import VitParts, tensor_of
 from fedsim.core.attack import Progress
@@ -39,7 +47,9 @@ class AprilClosed(ClosedForm):
     adaptive: bool = True
 
     def check_model(self, model: nn.Module, public: Public) -> None:
-        _parts(model)
+        parts, position = _parts(model)
+        reads = parts.attention.weights if parts.attention else ()
+        refuse_frozen(model, (position, *reads), "april_closed")
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         parts, position = _parts(model)

@@ -28,6 +28,14 @@ class Soteria(Defense):
     ratio: Annotated[float, Field(gt=0, lt=1)] = 0.4
     probes: Annotated[int, Field(ge=1)] = 16
 
+    def check_trained(self, model: nn.Module) -> None:
+        head = head_names(model)[0]
+        if not model.get_parameter(head).requires_grad:
+            raise ModelError(
+                f"soteria hides features in the gradient of the head ('{head}'), which nobody "
+                f"trains here (train.trainable), so it would do nothing; leave it out."
+            )
+
     def batch_gradient(
         self, model: nn.Module, images: Tensor, labels: Tensor, rng: torch.Generator
     ) -> dict[str, Tensor]:

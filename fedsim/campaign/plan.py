@@ -83,7 +83,7 @@ def prepare(spec: Spec, classes: int | None = None, *, willing: bool = False) ->
     _check_generator(spec, classes)
     model = build_model(
         spec.model, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed,
-        prepare=partial(prepared, defenses=defenses),
+        prepare=partial(prepared, defenses=defenses, train=spec.train, seed=spec.seed),
     )  # fmt: skip
     public = Public.of(spec, classes)
     initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -61,6 +61,11 @@ class Defense:
         """Change the architecture or what is trained; known to client and server alike."""
         return model
 
+    def check_trained(self, model: nn.Module) -> None:
+        """Refuse a model that trains nothing of what the defense protects; one that acts on
+        whatever is uploaded has nothing to refuse."""
+        return
+
     def choose(self, labels: np.ndarray, size: int, coin: np.random.Generator) -> np.ndarray | None:
         """Which samples of its shard, by their labels, a client draws for a batch of ``size``; None
         leaves it to chance."""

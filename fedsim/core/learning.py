@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedsim.core.anatomy import batchnorm_names
 from fedsim.core.defense import Defense
 from fedsim.core.errors import FedsimError
+from fedsim.core.lora import Lora, Trainable
 from fedsim.core.losses import Loss
 from fedsim.core.optimizers import Betas, OptimizerName, Schedule, create_optimizer
 from fedsim.core.precision import Precision, autocast, gradients, stored, widened
@@ -34,7 +35,8 @@ Colour = tuple[float, float, float]
 class Protocol:
     """How a client learns in one round, as far as the update depends on it. ``micro``: the pictures
     of one backward pass, where a step accumulates several; ``augment``: what pictures go through
-    before they are learned from, which happens before `learn`."""
+    before they are learned from, which happens before `learn`; ``trainable`` and ``lora``: which
+    parameters are trained, which the model says when it is built (`fedsim.core.trainable`)."""
 
     upload: Upload = Upload.GRADIENT
     optimizer: OptimizerName = "sgd"
@@ -54,6 +56,8 @@ class Protocol:
     augment: tuple[dict[str, Any], ...] = ()
     precision: Precision = "float32"
     upload_dtype: Precision = "float32"
+    trainable: Trainable = "all"
+    lora: Lora = field(default_factory=Lora)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "upload", Upload(self.upload))
@@ -79,6 +83,8 @@ class Protocol:
             augment=tuple(one.model_dump(mode="json") for one in train.augment),
             precision=train.precision,
             upload_dtype=train.upload_dtype,
+            trainable=train.trainable,
+            lora=train.lora,
         )
 
     def rates(self, steps: int) -> list[float]:

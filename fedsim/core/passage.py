@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.anatomy import bare, own
 from fedsim.core.errors import ModelError
 
 CLOSE = 1e-5
@@ -70,24 +71,32 @@ _LAYERS = nn.Conv2d | nn.Linear | nn.LayerNorm | nn.MultiheadAttention
 @contextmanager
 def watched(model: nn.Module, picture: Tensor) -> Iterator[list[Call]]:
     """Every call of a layer, in the order of their ends, as it was then: what comes after may add
-    to it in place. Of convolutions, those of the ``picture`` alone."""
+    to it in place. Of convolutions, those of the ``picture`` alone. A layer with an adapter around
+    it gives what the two give together."""
     calls: list[Call] = []
+    layers: dict[str, tuple[nn.Module, nn.Module]] = {}
+    for name, module in model.named_modules():
+        place, layer = bare(name, module)
+        if layer is not None and own(place) and place not in layers:
+            layers[place] = (module, layer)
 
-    def note(name: str, module: nn.Module, given: Any, named: Mapping[str, Any], gave: Any) -> None:
+    def note(name: str, layer: nn.Module, given: Any, named: Mapping[str, Any], gave: Any) -> None:
         read = next((t for t in (*given, *named.values()) if isinstance(t, Tensor)), None)
         gave = gave[0] if isinstance(gave, tuple) else gave
         if read is None or not isinstance(gave, Tensor):
             return
-        if not isinstance(module, nn.Conv2d) or read.shape == picture.shape:
-            calls.append(Call(name, module, read.detach().clone(), gave.detach().clone()))
+        if not isinstance(layer, nn.Conv2d) or read.shape == picture.shape:
+            calls.append(Call(name, layer, read.detach().clone(), gave.detach().clone()))
 
     hooks = [
         module.register_forward_hook(
-            lambda m, given, named, gave, name=name: note(name, m, given, named, gave),
+            lambda _, given, named, gave, name=name, layer=layer: note(
+                name, layer, given, named, gave
+            ),
             with_kwargs=True,
         )
-        for name, module in model.named_modules()
-        if isinstance(module, _LAYERS) or not [*module.children()]
+        for name, (module, layer) in layers.items()
+        if isinstance(layer, _LAYERS) or not [*layer.children()]
     ]
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # which would pass the layers by

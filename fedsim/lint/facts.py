@@ -14,7 +14,9 @@ from functools import partial
 import torch
 from torch import nn
 
+from fedsim.attacks.closed.adapters import adapter_of
 from fedsim.attacks.matching.matcher import silence
+from fedsim.attacks.row_space import Size, size_of
 from fedsim.clients import images_of, shards_of
 from fedsim.core.anatomy import VitParts, batchnorm_names, head_names, tensor_of, vit_parts
 from fedsim.core.augment import check_augmentation
@@ -26,6 +28,7 @@ from fedsim.core.factories import is_import_path
 from fedsim.core.knowledge import refuse_unplayed
 from fedsim.core.models import build_architecture, build_model
 from fedsim.core.spec import Spec
+from fedsim.core.trainable import adapted_layers
 from fedsim.defenses.applied import declared, prepared, refuse_other_training
 from fedsim.lint.rehearsal import Rehearsal, rehearse
 
@@ -47,9 +50,9 @@ class Tokens:
     positions: bool  # whether there is a position embedding
     position_rank: int
     uploads_position: bool
-    uploads_patches: bool
-    uploads_attention: bool  # the layers of the first attention that read the tokens
-    biased: bool = True  # whether all of those have a bias
+    uploads_patches: bool  # of the projection itself
+    rows: Size | None  # the system of `row_space` for one patch; None: no first attention
+    shows_patches: bool = True  # the projection's gradient, or as much of an adapter's as it takes
 
     @property
     def gradient_rank(self) -> int:
@@ -59,30 +62,19 @@ class Tokens:
     @property
     def solvable_by_patches(self) -> bool:
         """Whether the system of `patch_solve` determines every patch."""
-        uploaded = self.uploads_position and self.uploads_patches
+        uploaded = self.uploads_position and self.shows_patches
         return uploaded and self.gradient_rank >= self.patches
-
-    @property
-    def equations(self) -> int:
-        """Equations of `row_space` for one patch."""
-        return max(0, self.width + self.biased - self.centred - (self.patches + self.prefix))
-
-    @property
-    def unknowns(self) -> int:
-        """Unknowns of `row_space` for one patch."""
-        return min(self.patches, self.pixels) + (self.centred and self.biased)
 
     @property
     def solvable_by_rows(self) -> bool:
         """Whether the system of `row_space` determines every patch."""
-        uploaded = self.positions and self.uploads_patches and self.uploads_attention
-        full = self.position_rank >= self.patches
-        return uploaded and full and self.equations >= self.unknowns
+        full = self.positions and self.position_rank >= self.patches
+        return full and self.rows is not None and self.rows.determined
 
     @property
     def form(self) -> str | None:
         """The closed form to try: where positions are uploaded, `row_space` adds nothing."""
-        if self.uploads_position and self.uploads_patches:
+        if self.uploads_position and self.shows_patches:
             return "patch_solve"
         return "row_space" if self.solvable_by_rows else None
 
@@ -118,6 +110,8 @@ class Facts:
     chain: bool  # a plain chain of layers, which R-GAP inverts one by one
     tosses: bool  # the model leaves parts out at random while it is trained
     parameters: int
+    trained: int  # of these, numbers that clients train
+    adapted: bool  # whether adapters are among them
     rehearsal: Rehearsal
 
     @property
@@ -140,7 +134,7 @@ def gather(spec: Spec) -> Facts:
     steps, images = _behind(spec, shard)
     model = _built(spec, classes or ASSUMED_CLASSES, [g.defense for g in named_defenses])
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    tokens = _tokens(model, trained, spec.data.image_size)
+    tokens = _tokens(model, trained, spec.data.image_size, moved=spec.train.rounds > 1)
     return Facts(
         spec=spec,
         classes=classes or ASSUMED_CLASSES,
@@ -156,6 +150,8 @@ def gather(spec: Spec) -> Facts:
         chain=_is_chain(model, spec.data.image_size),
         tosses=spec.train.mode == "train" and bool(silence(copy.deepcopy(model).train())),
         parameters=sum(p.numel() for p in model.parameters()),
+        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        adapted=bool(adapted_layers(model)),
         rehearsal=rehearse(
             spec,
             model,
@@ -182,9 +178,9 @@ def _built(spec: Spec, classes: int, defenses: Sequence[Defense]) -> nn.Module:
         bare = spec.model.model_copy(update={"pretrained": False})
         return build_model(
             bare, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed,
-            prepare=partial(prepared, defenses=defenses),
+            prepare=partial(prepared, defenses=defenses, train=spec.train),
         )  # fmt: skip
-    return prepared(_bare(spec, classes), defenses)
+    return prepared(_bare(spec, classes), defenses, spec.train)
 
 
 def _bare(spec: Spec, classes: int) -> nn.Module:
@@ -251,14 +247,14 @@ def _head(model: nn.Module, trained: set[str]) -> tuple[str, ...]:
     return tuple(part for part, there in uploaded.items() if there)
 
 
-def _tokens(model: nn.Module, trained: set[str], side: int) -> Tokens | None:
+def _tokens(model: nn.Module, trained: set[str], side: int, *, moved: bool) -> Tokens | None:
+    """``moved``: whether some round finds adapters past the zeros they begin with."""
     try:
         parts = vit_parts(model)
     except ModelError:
         return None
     weight = model.get_parameter(parts.patch_weight)
     attention = parts.attention
-    read = (*attention.weights, *filter(None, attention.biases)) if attention else ()
     normed = attention is not None and attention.norm is not None
     return Tokens(
         patches=parts.tokens,
@@ -270,9 +266,19 @@ def _tokens(model: nn.Module, trained: set[str], side: int) -> Tokens | None:
         position_rank=_position_rank(model, parts, side),
         uploads_position=parts.position in trained,
         uploads_patches=parts.patch_weight in trained,
-        uploads_attention=attention is not None and trained.issuperset(read),
-        biased=attention is not None and None not in attention.biases,
+        rows=size_of(model, parts, trained, moved=moved) if attention is not None else None,
+        shows_patches=_shows_patches(model, parts, trained, moved=moved),
     )
+
+
+def _shows_patches(model: nn.Module, parts: VitParts, trained: set[str], *, moved: bool) -> bool:
+    """Whether `patch_solve` sees enough of the patch projection's gradient."""
+    if parts.patch_weight in trained:
+        return True
+    adapter = adapter_of(model, parts.patch_weight)
+    if adapter is None or not trained.issuperset(adapter.names):
+        return False
+    return adapter.rank >= adapter.down.shape[1] or (moved and adapter.rank >= parts.tokens)
 
 
 def _position_rank(model: nn.Module, parts: VitParts, side: int) -> int:

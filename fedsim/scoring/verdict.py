@@ -223,6 +223,9 @@ def _one(
     }
     if spec.train.augment:
         entry["originals"] = _originals(paired)
+    if (features := _features(rows)) is not None:
+        entry["features"] = features
+    entry["claims"] = bool(rows["claimed"].fillna(True).any()) if "claimed" in rows else True
     if label == asked.baseline:
         entry["verdict"] = "BASELINE"
     else:
@@ -301,6 +304,15 @@ def _originals(paired: pd.DataFrame) -> dict[str, Any]:
         "closest_original": clean(before.max()),
         "mean_original": _mean(before),
     }
+
+
+def _features(rows: pd.DataFrame) -> dict[str, Any] | None:
+    """How close claimed features are to those the head read, and what a grey picture's are."""
+    if "features" not in rows or rows["features"].isna().all():
+        return None
+    found, free = rows["features"].astype(float), rows["features_free"].astype(float)
+    return {"mean": _mean(found), "least": clean(found.min()), "free": _mean(free),
+            "of": count_pictures(rows)}  # fmt: skip
 
 
 def _identification(rows: pd.DataFrame, chance: Mapping[str, Any] | None) -> dict[str, Any] | None:

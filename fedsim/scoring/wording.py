@@ -18,6 +18,8 @@ def words_of(entry: dict[str, Any]) -> str:
     behind = f"{entry['victims']} of {entry['victims_of']} victims"
     if entry.get("refused"):
         behind += f" ({entry['refused']} more did not upload, by their guards)"
+    if entry["verdict"] == "NOT RECOVERED" and not entry.get("claims", True):
+        return f"{name} claims no picture; {behind}.{_features(entry)}"
     return {
         "LEAKS": f"{name} reconstructed the clients' pictures: {mean:.1f} dB on average, "
         f"{closest(entry)} for the worst-hit client{against}; {behind}."
@@ -25,7 +27,7 @@ def words_of(entry: dict[str, Any]) -> str:
         "PARTIAL": f"{name} learned more than a guess, {_extent(entry)}: {mean:.1f} dB on "
         f"average{against}; {behind}.{_which(entry)}{_untold(entry)}",
         "NOT RECOVERED": f"{name} did not recover the pictures at this budget: {mean:.1f} dB on "
-        f"average{against}; {behind}.{_undecided(entry)} A stronger attack may.",
+        f"average{against}; {behind}.{_undecided(entry)}{_features(entry)} A stronger attack may.",
         "INCOMPLETE": f"{name} is not done, because {entry.get('lacking')}: on {behind} no clear "
         f"picture came back, {mean:.1f} dB on average{against}, which says nothing about the rest.",
         "MIS-SPECIFIED": f"{name} attacked a protocol that is not the one the clients followed: "
@@ -102,6 +104,18 @@ def _which(entry: dict[str, Any]) -> str:
         f" These are the pictures as the model saw them, augmented: {found['seen']} of "
         f"{found['of']} came back; of the originals {found['originals']} "
         f"(the closest: {found['closest_original']:.1f} dB)."
+    )
+
+
+def _features(entry: dict[str, Any]) -> str:
+    """What the head read of the pictures, where an attack tells."""
+    found = entry.get("features")
+    if not found:
+        return ""
+    return (
+        f" The features that the head read of {found['of']} pictures came back at a cosine of "
+        f"{found['mean']:.4f} on average, {found['least']:.4f} at least (a grey picture's: "
+        f"{found['free']:.4f}): they tell what a picture shows to whoever has others to compare."
     )
 
 
