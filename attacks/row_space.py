@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.closed import ClosedForm, Solved, fold_patches, uploaded
-from fedsim.attacks.closed.adapters import adapter_of
+from fedsim.attacks.closed.adapters import adapter_of, adapter_ranks
 from fedsim.attacks.transformers import measured, refuse_zeros, transformer_parts
 from fedsim.core.anatomy import FirstAttention, VitParts, tensor_of
 from fedsim.core.attack import Progress
@@ -81,7 +81,7 @@ def size_of(model: nn.Module, parts: VitParts, trained: Collection[str], *, move
     tokens = parts.sequence
     centred = attention.norm is not None
     biased = _is_biased(attention, trained)
-    ranks = _ranks(model, attention, trained)
+    ranks = adapter_ranks(model, attention.weights, trained)
     if trained_whole := set(attention.weights) <= set(trained):
         equations = width + biased - centred - tokens
     elif moved and sum(ranks) >= tokens:
@@ -89,7 +89,7 @@ def size_of(model: nn.Module, parts: VitParts, trained: Collection[str], *, move
     else:
         equations = min(sum(max(0, rank - tokens) for rank in ranks), width - centred)
     known = parts.patch_weight in trained or (
-        moved and sum(_ranks(model, (parts.patch_weight,), trained)) >= parts.tokens
+        moved and sum(adapter_ranks(model, [parts.patch_weight], trained)) >= parts.tokens
     )
     unknowns = (min(parts.tokens, pixels) if known else pixels) + (
         centred and biased and trained_whole
@@ -202,15 +202,6 @@ def _pixels(update: dict[str, Tensor], model: nn.Module, parts: VitParts) -> Ten
     if rows is not None and len(rows) >= parts.tokens:
         return _rows(rows, rank)
     return torch.eye(size, dtype=torch.float64)
-
-
-def _ranks(
-    model: nn.Module, layers: FirstAttention | tuple[str, ...], trained: Collection[str]
-) -> list[int]:
-    """The ranks of the adapters beside these layers, as far as they are trained."""
-    names = layers.weights if isinstance(layers, FirstAttention) else layers
-    adapters = [adapter for name in names if (adapter := adapter_of(model, name))]
-    return [a.rank for a in adapters if set(a.names) <= set(trained)]
 
 
 def _is_biased(attention: FirstAttention, trained: Collection[str]) -> bool:

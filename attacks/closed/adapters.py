@@ -11,8 +11,9 @@ B = 0: then dA is zero in the first step, and from the second on it is not. Deri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,13 +60,29 @@ class Adapter:
 def adapter_of(model: nn.Module, weight: str) -> Adapter | None:
     """The adapter beside a weight; None where it has none, or one of another kind than plain
     LoRA."""
+    names = adapter_names(model, weight)
+    if names is None:
+        return None
+    down, up = (model.get_parameter(name).detach().double().cpu().flatten(1) for name in names)
+    place, _, rest = names[0].partition(".lora_A.")
+    scaling: Any = model.get_submodule(place).scaling
+    return Adapter(down, up, names, float(scaling[rest.removesuffix(".weight")]))
+
+
+def adapter_names(model: nn.Module, weight: str) -> tuple[str, str] | None:
+    """The names of A and B beside a weight."""
     place = weight.removesuffix(_BASE)
-    layer = adapted_layers(model).get(place) if weight.endswith(_BASE) else None
+    layer: Any = adapted_layers(model).get(place) if weight.endswith(_BASE) else None
     if layer is None:
         return None
-    kinds = list(layer.lora_A)  # type: ignore[arg-type]
+    kinds = list(layer.lora_A)
     if len(kinds) != 1 or getattr(layer, "lora_magnitude_vector", None):
         return None
-    names = tuple(f"{place}.lora_{letter}.{kinds[0]}.weight" for letter in "AB")
-    down, up = (model.get_parameter(name).detach().double().cpu().flatten(1) for name in names)
-    return Adapter(down, up, (names[0], names[1]), float(layer.scaling[kinds[0]]))  # type: ignore[index]
+    return f"{place}.lora_A.{kinds[0]}.weight", f"{place}.lora_B.{kinds[0]}.weight"
+
+
+def adapter_ranks(model: nn.Module, weights: Iterable[str], trained: Collection[str]) -> list[int]:
+    """The ranks of the adapters beside these weights, as far as they are trained: by shapes alone,
+    which a model without numbers has as well."""
+    named = [names for weight in weights if (names := adapter_names(model, weight))]
+    return [len(model.get_parameter(down)) for down, up in named if {down, up} <= set(trained)]

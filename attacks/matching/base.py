@@ -163,6 +163,6 @@ def _in_steps(problem: Problem, trace: Sequence[tuple[int, float]]) -> str:
     share = f"to {last / first:.0%} of its start" if first > 0 else f"to {last:.3g}"
     return (
         f"{len(problem.batches)} local steps on {once} unknown pictures{apart} were simulated in "
-        f"an order that only the client knows; the loss fell {share} in {trace[-1][0]} steps of the "
-        f"search: no clear picture at this budget is no proof that there is none"
+        f"an order that only the client knows; the loss fell {share} in {trace[-1][0]} steps of "
+        f"the search: no clear picture at this budget is no proof that there is none"
     )

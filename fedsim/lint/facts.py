@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from fedsim.attacks.closed.adapters import adapter_of
+from fedsim.attacks.closed.adapters import adapter_ranks
 from fedsim.attacks.matching.matcher import silence
 from fedsim.attacks.row_space import Size, size_of
 from fedsim.clients import images_of, shards_of
@@ -275,10 +275,9 @@ def _shows_patches(model: nn.Module, parts: VitParts, trained: set[str], *, move
     """Whether `patch_solve` sees enough of the patch projection's gradient."""
     if parts.patch_weight in trained:
         return True
-    adapter = adapter_of(model, parts.patch_weight)
-    if adapter is None or not trained.issuperset(adapter.names):
-        return False
-    return adapter.rank >= adapter.down.shape[1] or (moved and adapter.rank >= parts.tokens)
+    pixels = model.get_parameter(parts.patch_weight)[0].numel()
+    ranks = adapter_ranks(model, [parts.patch_weight], trained)
+    return any(rank >= pixels or (moved and rank >= parts.tokens) for rank in ranks)
 
 
 def _position_rank(model: nn.Module, parts: VitParts, side: int) -> int:

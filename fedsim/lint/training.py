@@ -54,13 +54,13 @@ def partial_training(facts: Facts) -> Iterator[Finding]:
         return
     share = facts.trained / max(1, facts.parameters)
     reason = (
-        f"Clients train {', '.join(words)} ({share:.1%} of the model's numbers), and upload nothing "
-        f"else: attacks have that alone."
+        f"Clients train {', '.join(words)} ({share:.1%} of the model's numbers), and upload "
+        f"nothing else: attacks have that alone."
     )
     if facts.adapted:
         reason += (
-            " Adapters show products of the gradients of the layers they are on: more of them after "
-            "the first round, which moves them from zero."
+            " Adapters show products of the gradients of the layers they are on: more of them "
+            "after the first round, which moves them from zero."
         )
     if "weight" in facts.head:
         whose = "of one picture exactly" if facts.one_image else "of a batch, as far as classes go"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from fedsim.core.errors import AttackError
+from fedsim.core.lora import Lora, Trainable
 from fedsim.core.metrics import psnr
 from fedsim.core.spec import ModelSpec
+from fedsim.core.trainable import restricted
 from fedsim.defenses.frozen_pe import FrozenPE
 from fedsim.defenses.sinusoidal_pe import SinusoidalPE
 from tests.staging import attack, observe, observe_net, photos, prepared
@@ -97,3 +101,56 @@ def test_row_space_says_which_part_an_odd_model_lacks(odd: str, words: str) -> N
     observation = observe(ModelSpec(name=f"tests.oddities:{odd}"), images, labels)
     with pytest.raises(AttackError, match=words):
         attack(observation, "row_space")
+
+
+# -- a part of the model ----------------------------------------------------------------------
+
+BROAD = ModelSpec(options={"patch_size": 8, "depth": 2, "embed_dim": 384, "num_heads": 6})
+
+
+def partly(spec: ModelSpec, trainable: Trainable, moved: float = 0.0, **lora: object) -> nn.Module:
+    """A model of which a part is trained, its adapters ``moved`` from their zeros."""
+    net = restricted(prepared(spec, 32, lambda model: model), trainable, Lora(**lora))
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=moved, generator=torch.Generator().manual_seed(0))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("spec", "trainable", "moved", "lora"),
+    [
+        (BROAD, "blocks.0", 0.0, {}),  # the patch projection is not trained, nor are positions
+        (BROAD, "lora", 0.01, {"r": 32}),  # adapters alone, after the first round
+        (WIDE, ("lora", "patch_embed"), 0.0, {"r": 64}),  # before it, with the projection
+    ],
+)
+def test_a_part_of_the_first_block_is_enough(
+    spec: ModelSpec, trainable: Trainable, moved: float, lora: dict
+) -> None:
+    images, labels = photos(32, [70])
+    net = partly(spec, trainable, moved, **lora)
+    observation = observe_net(net, spec, images, labels)
+    assert "blocks.0.norm1.bias" not in observation.update.tensors or trainable == "blocks.0"
+    result = attack(observation, "row_space", lambda: partly(spec, trainable, moved, **lora))
+    assert float(psnr(images, result.images)) > 40
+
+
+@pytest.mark.parametrize(
+    ("spec", "trainable", "moved", "lora"),
+    [
+        (WIDE, "blocks.0", 0.0, {}),  # too narrow to do without the projection's gradient
+        (BROAD, "lora", 0.01, {"r": 8}),  # fewer rows than tokens
+        (BROAD, "lora", 0.0, {"r": 32}),  # at zero, adapters show too few columns
+        (BROAD, "head", 0.0, {}),
+    ],
+)
+def test_what_shows_too_little_is_declined_by_the_name_of_what_is_missing(
+    spec: ModelSpec, trainable: Trainable, moved: float, lora: dict
+) -> None:
+    images, labels = photos(32, [70])
+    net = partly(spec, trainable, moved, **lora)
+    observation = observe_net(net, spec, images, labels)
+    with pytest.raises(AttackError, match=r"needs the gradient of patch_embed\.proj\.weight"):
+        attack(observation, "row_space", lambda: partly(spec, trainable, moved, **lora))
