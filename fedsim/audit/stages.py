@@ -38,7 +38,7 @@ from fedsim.cluster.session import ray_session, refuse_silence
 from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import read_json, write_json
 from fedsim.core.metrics import METRICS
-from fedsim.core.observation import is_finite
+from fedsim.core.observation import is_finite, recorded_classes
 from fedsim.core.run import (
     Run,
     address_of,
@@ -187,6 +187,7 @@ def conclude(
             failed,
             chances(run, jobs, scores, identification.gallery),
             asked_of(spec, refused_in(run)),
+            _classes(run),
         )
         guesses = {e["attack"] for e in verdicts if not e.get("looked", True)} - {baseline}
         summary = {
@@ -317,6 +318,12 @@ def _note_shared(run: Run, spec: Spec, outcome: str) -> None:
     words = found.words(outcome) if found is not None else None
     if words is not None:
         run.note("surrogate_shared", words)
+
+
+def _classes(run: Run) -> int | None:
+    """Of how many classes the pictures are; None where no observation tells."""
+    told = (recorded_classes(path) for path in list_observations(run.observations))
+    return next((classes for classes in told if classes is not None), None)
 
 
 def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:

@@ -153,3 +153,11 @@ def test_patch_solve_says_which_part_an_odd_model_lacks(odd: str, words: str) ->
     observation = observe(ModelSpec(name=f"tests.oddities:{odd}"), images, labels)
     with pytest.raises(AttackError, match=words):
         attack(observation, "patch_solve")
+
+
+def test_positions_that_are_added_again_do_not_fit_and_that_is_told() -> None:
+    images, labels = photos(32, [70])
+    observation = observe(ModelSpec(name="tests.oddities:Everywhere"), images, labels)
+    result = attack(observation, "patch_solve")
+    assert float(psnr(images, result.images)) < 20
+    assert any("do not fit" in note for note in result.notes)
