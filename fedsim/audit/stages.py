@@ -38,7 +38,7 @@ from fedsim.cluster.session import ray_session, refuse_silence
 from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import read_json, write_json
 from fedsim.core.metrics import METRICS
-from fedsim.core.observation import is_finite
+from fedsim.core.observation import is_finite, recorded_classes
 from fedsim.core.run import (
     Run,
     address_of,
@@ -189,6 +189,7 @@ def conclude(
             failed,
             chances(run, jobs, scores, identification.gallery),
             asked_of(spec, refused_in(run)),
+            _classes(run),
             unscored=unscored(run, jobs) if spec.captured is not None and not scored else None,
         )
         if spec.captured is not None:
@@ -322,6 +323,12 @@ def _note_shared(run: Run, spec: Spec, outcome: str) -> None:
     words = found.words(outcome) if found is not None else None
     if words is not None:
         run.note("surrogate_shared", words)
+
+
+def _classes(run: Run) -> int | None:
+    """Of how many classes the pictures are; None where no observation tells."""
+    told = (recorded_classes(path) for path in list_observations(run.observations))
+    return next((classes for classes in told if classes is not None), None)
 
 
 def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:

@@ -410,6 +410,15 @@ def recorded_cohort(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     return public.defenses, about.cohort
 
 
+def recorded_classes(path: Path) -> int | None:
+    """How many classes there are; None where the record does not tell."""
+    try:
+        classes = _read_about(path).get("num_classes")
+    except ObservationError:
+        return None
+    return classes if isinstance(classes, int) and classes > 0 else None
+
+
 def recorded_pictures(path: Path) -> int | None:
     """How many pictures can stand behind an observation, by its JSON alone; None where it cannot be
     read."""

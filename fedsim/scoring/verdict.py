@@ -61,6 +61,7 @@ from fedsim.scoring.statistics import (
     describe,
     interval,
     label_accuracy,
+    label_chance,
     rate,
 )
 from fedsim.scoring.wording import PARTIAL_DB, PARTIAL_SSIM, unscored_words, words_of
@@ -122,12 +123,14 @@ def summarise(
     failed: list[dict[str, str]],
     chances: Mapping[str, Mapping[str, Any]] | None = None,
     asked: Asked | None = None,
+    classes: int | None = None,
     unscored: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """One entry per attack, in the order of the spec; the baseline last. ``ledgers`` says what each
     attack read (one that is not in there may have read anything), ``chances`` what its
-    identification is to be read against; without ``asked``, all that the scores hold was.
-    ``unscored``: what each attack made where there is no truth at all."""
+    identification is to be read against; without ``asked``, all that the scores hold was;
+    ``classes`` says of how many classes labels were named, ``unscored`` what each attack made where
+    there is no truth at all."""
     asked = asked or Asked.of(scores)
     baseline = scores[scores["attack"] == asked.baseline]
     entries = []
@@ -140,7 +143,7 @@ def summarise(
             entries.append(_no_result(label, ledger or [], own, asked))
         else:
             chance = (chances or {}).get(label)
-            entries.append(_one(rows, baseline, label, ledger, spec, chance, asked))
+            entries.append(_one(rows, baseline, label, ledger, spec, chance, asked, classes))
     return entries
 
 
@@ -187,6 +190,7 @@ def _one(
     spec: Spec,
     chance: Mapping[str, Any] | None,
     asked: Asked,
+    classes: int | None,
 ) -> dict[str, Any]:
     paired = beside_baseline(rows, baseline)
     told = ledger is None or not LOOKS.isdisjoint(ledger)
@@ -211,7 +215,7 @@ def _one(
         "metrics": {m: describe(rows, m) for m in METRICS},
         "baseline": {m: _mean(same[m]) for m in METRICS},
         "label_accuracy": labels["rate"] if labels else None,
-        "labels": labels,
+        "labels": labels and {**labels, **_by_chance(rows, classes)},
         "identification": _identification(rows, chance),
         "canary": {
             "ok": bool(canary.notna().all() and (canary <= tolerance).all()),
@@ -233,6 +237,11 @@ def _one(
         entry["verdict"] = _verdict(entry, paired, asked)
     entry["words"] = words_of(entry)
     return entry
+
+
+def _by_chance(rows: pd.DataFrame, classes: int | None) -> dict[str, float | None]:
+    """What the share of labels is to be read against, where the number of classes is known."""
+    return {} if classes is None else {"by_chance": label_chance(rows, classes)}
 
 
 def _verdict(entry: dict[str, Any], paired: pd.DataFrame, asked: Asked) -> str:

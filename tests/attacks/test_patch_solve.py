@@ -186,3 +186,11 @@ def test_an_adapter_that_shows_too_little_is_declined(rank: int, moved: float) -
     observation = observe_net(net, TINY, images, labels)
     with pytest.raises(AttackError, match=rf"adapter of rank {rank} shows"):
         attack(observation, "patch_solve", lambda: copy.deepcopy(net))
+
+
+def test_positions_that_are_added_again_do_not_fit_and_that_is_told() -> None:
+    images, labels = photos(32, [70])
+    observation = observe(ModelSpec(name="tests.oddities:Everywhere"), images, labels)
+    result = attack(observation, "patch_solve")
+    assert float(psnr(images, result.images)) < 20
+    assert any("do not fit" in note for note in result.notes)

@@ -393,6 +393,7 @@ def test_a_picture_is_scored_as_the_model_saw_it_and_as_it_was(tmp_path: Path) -
     (entry, _) = run.summary["verdicts"]
     assert entry["verdict"] == "LEAKS"
     assert (entry["originals"]["seen"], entry["originals"]["originals"]) == (2, 0)
+    assert (entry["label_accuracy"], entry["labels"]["by_chance"]) == (1.0, pytest.approx(1 / 8))
     assert (
         "as the model saw them, augmented: 2 of 2 came back; of the originals 0" in (entry["words"])
     )
