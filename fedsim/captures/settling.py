@@ -45,6 +45,10 @@ from fedsim.federation.checkpoint import Checkpoint, write_checkpoint
 
 # Sections that say what the federation did: they are remembered; others are of one audit alone.
 ABOUT = ("data", "model", "train", "defenses")
+FEW_PICTURES = 64  # that are learned from in a round
+SEARCH_STEPS, FEWEST_STEPS = 300, 10
+MOST_VICTIMS = 8  # of an audit that names no attacks
+
 MADE = (
     *(paths.RECONSTRUCTIONS, paths.LEARNED, paths.CANARIES, paths.SCORES, "scores.parquet"),
     *(paths.SUMMARY, paths.REPORT, paths.REDACTED_REPORT, paths.GRID),
@@ -367,23 +371,39 @@ def _spec(
         for m in rounds
     ]
     clients = 1 + max(reply.client for m in rounds for reply in m.replies)
-    least = min(
-        (r.examples for m in rounds for r in m.replies if r.kept and r.examples), default=None
-    )
+    counts = [r.examples for m in rounds for r in m.replies if r.kept and r.examples]
     train = {
         **found.train,
         "upload": "delta",
         "rounds": len(rounds),
         "evaluate": False,
     }
+    attacks = {} if "attacks" in content else {"attacks": _default_attacks(train, counts)}
     return load_spec(
         {
             **content,
+            **attacks,
+            **({"audit": {"victims": MOST_VICTIMS, **content["audit"]}} if attacks else {}),
             "data": {**content["data"], "clients": clients},
             "train": train,
-            "captured": {"cohorts": cohorts, "examples": least, "classes": classes},
+            "captured": {
+                "cohorts": cohorts,
+                "examples": min(counts, default=None),
+                "classes": classes,
+            },
         }
     )
+
+
+def _default_attacks(train: Mapping[str, Any], counts: list[int]) -> list[dict[str, Any]]:
+    """The attacks where none is named: the closed form, and a search, which reads labels first. Of
+    an update with many pictures behind it a search makes nothing at a budget that anybody waits
+    for, so it takes the fewest steps that show that."""
+    steps = train.get("local_steps") or 0
+    pictures = steps * int(train["batch_size"]) or max(counts, default=int(train["batch_size"]))
+    few = pictures * (train.get("local_epochs") or 1) <= FEW_PICTURES
+    budget = SEARCH_STEPS if few else FEWEST_STEPS
+    return [{"name": "patch_solve"}, {"name": "inverting_gradients", "steps": budget}]
 
 
 def _identity(spec: Spec) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from fedsim.captures.arrays import Told, arrays_in, is_listed, tensors_of, told_in, update_of
 
@@ -16,8 +19,8 @@ SENT = {
 TOLD = Told(3, 0.5)
 
 
-def message(**records: object) -> Message:
-    return Message(RecordDict(records), dst_node_id=1, message_type="train")  # type: ignore[arg-type]
+def message(**records: Any) -> Any:
+    return SimpleNamespace(content=RecordDict(records))
 
 
 def test_an_update_is_what_changed_and_statistics_are_as_they_came() -> None:

@@ -39,14 +39,12 @@ def test_the_patch_fits(tmp_path: Path) -> None:
         assert "import fedsim" in content
 
 
-@pytest.fixture(scope="module", params=[flowers.simulation, flowers.deployment])
-def flower(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Flower]:
+@pytest.fixture(params=[flowers.simulation, flowers.deployment])
+def flower(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Flower]:
     """Flower with nothing started but what the first `flwr run` starts; and a SuperLink with two
-    SuperNodes."""
-    home = tmp_path_factory.mktemp(request.param.__name__)
-    setting: AbstractContextManager[Flower] = request.param(home)
+    SuperNodes. Each test has its own: clients that are simulated import an app from the folder in
+    which the SuperLink was started, if there is one of that name."""
+    setting: AbstractContextManager[Flower] = request.param(tmp_path / "home")
     with setting as flower:
         yield flower
 
@@ -80,9 +78,10 @@ def test_with_local_epochs_labels_are_left_and_the_verdict_says_so(
     flower: Flower, tmp_path: Path
 ) -> None:
     app = patched(copied(tmp_path / "app"))
-    told = flower.run(app, num_server_rounds=1, pictures_per_round=8, batch_size=4, local_epochs=3)
+    several = {"pictures_per_round": 6, "batch_size": 3, "local_epochs": 2}
+    told = flower.run(app, num_server_rounds=1, **several)
     root = captured(told)
-    attacks = "attacks=[{name: inverting_gradients, steps: 20}]"
+    attacks = "attacks=[{name: inverting_gradients, steps: 8}]"
     said = flower.fedsim(app, "audit", str(root), attacks)
     assert re.search(r"^(NOT RECOVERED|PARTIAL) inverting_gradients", said, flags=re.M)
     run = Run(root)
