@@ -94,8 +94,11 @@ def exact_by_rows(facts: Facts) -> Iterator[Finding]:
     tokens = facts.tokens
     if not facts.one_image or tokens is None or tokens.form != "row_space":
         return
+    known = "Its positions are not uploaded one by one but"
+    if not tokens.once:
+        known = "The gradient of its positions is of several places, but they are"
     system = (
-        f"{_one_picture(facts)}. Its positions are not uploaded one by one but known, of rank "
+        f"{_one_picture(facts)}. {known} known, of rank "
         f"{tokens.position_rank} for {tokens.patches} patches, and the first attention's "
         f"gradient gives {tokens.equations} equations for {tokens.unknowns} unknowns a patch."
     )
