@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -53,6 +53,7 @@ class Tokens:
     uploads_patches: bool  # of the projection itself
     rows: Size | None  # the system of `row_space` for one patch; None: no first attention
     shows_patches: bool = True  # the projection's gradient, or as much of an adapter's as it takes
+    once: bool = True  # whether positions are added in one place, and their gradient is of that
 
     @property
     def gradient_rank(self) -> int:
@@ -73,8 +74,9 @@ class Tokens:
 
     @property
     def form(self) -> str | None:
-        """The closed form to try: where positions are uploaded, `row_space` adds nothing."""
-        if self.uploads_position and self.shows_patches:
+        """The closed form to try: where positions are uploaded, `row_space` adds nothing, unless
+        they are added again further on."""
+        if self.uploads_position and self.shows_patches and self.once:
             return "patch_solve"
         return "row_space" if self.solvable_by_rows else None
 
@@ -135,6 +137,22 @@ def gather(spec: Spec) -> Facts:
     model = _built(spec, classes or ASSUMED_CLASSES, [g.defense for g in named_defenses])
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     tokens = _tokens(model, trained, spec.data.image_size, moved=spec.train.rounds > 1)
+    rehearsed = partial(
+        rehearse,
+        spec,
+        model,
+        [named.defense for named in named_defenses],
+        classes=classes or ASSUMED_CLASSES,
+        steps=(steps or 1) if images == 1 else 1,
+        acting=any(named.acts_on(*ACTS) for named in named_defenses),
+        chance=any(named.acts_on("protect_batch") for named in named_defenses),
+    )
+    rehearsal = rehearsed(form=tokens.form if tokens is not None and images == 1 else None)
+    if tokens is not None and rehearsal.form == "patch_solve" and not rehearsal.exact:
+        again = replace(tokens, once=False)
+        other = rehearsed(form=again.form) if again.form == "row_space" else rehearsal
+        if other.exact:
+            tokens, rehearsal = again, other
     return Facts(
         spec=spec,
         classes=classes or ASSUMED_CLASSES,
@@ -152,16 +170,7 @@ def gather(spec: Spec) -> Facts:
         parameters=sum(p.numel() for p in model.parameters()),
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
         adapted=bool(adapted_layers(model)),
-        rehearsal=rehearse(
-            spec,
-            model,
-            [named.defense for named in named_defenses],
-            classes=classes or ASSUMED_CLASSES,
-            steps=(steps or 1) if images == 1 else 1,
-            form=tokens.form if tokens is not None and images == 1 else None,
-            acting=any(named.acts_on(*ACTS) for named in named_defenses),
-            chance=any(named.acts_on("protect_batch") for named in named_defenses),
-        ),
+        rehearsal=rehearsal,
     )
 
 

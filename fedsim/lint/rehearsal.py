@@ -51,6 +51,11 @@ class Rehearsal:
     batch: int = 0  # pictures in a batch whose labels were read
     declined: str | None = None  # why nothing was rehearsed
 
+    @property
+    def exact(self) -> bool:
+        """Whether some picture came back without a visible difference."""
+        return max(self.psnr, default=0.0) >= EXACT_DB
+
 
 def rehearse(
     spec: Spec,

@@ -98,10 +98,13 @@ def exact_by_rows(facts: Facts) -> Iterator[Finding]:
     assert tokens.rows is not None
     gradient = "the first attention's gradient gives"
     whose = "adapters on the first attention give" if facts.adapted else gradient
+    known = "Its positions are not uploaded one by one but"
+    if not tokens.once:
+        known = "The gradient of its positions is of several places, but they are"
     system = (
-        f"{_one_picture(facts)}. Its positions are not uploaded one by one but known, of rank "
-        f"{tokens.position_rank} for {tokens.patches} patches, and {whose} "
-        f"{tokens.rows.equations} equations for {tokens.rows.unknowns} unknowns a patch."
+        f"{_one_picture(facts)}. {known} known, of rank {tokens.position_rank} for "
+        f"{tokens.patches} patches, and {whose} {tokens.rows.equations} equations for "
+        f"{tokens.rows.unknowns} unknowns a patch."
     )
     yield from _inversion(facts, "exact-inversion-fixed-positions", "row_space", True, system)
 

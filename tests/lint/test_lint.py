@@ -181,3 +181,18 @@ def test_code_that_a_spec_names_is_not_run_unless_it_is_trusted(
     assert not stranger.ran
     assert fedsim.lint(spec, trust=True).of("unknown-defense")
     assert stranger.ran
+
+
+@pytest.mark.parametrize(
+    ("odd", "rule"),
+    [
+        ("Everywhere", "exact-inversion-fixed-positions"),  # whose own gradient is of many places
+        ("RegistersFixed", "exact-inversion-fixed-positions"),
+        ("Grid", "exact-inversion"),
+    ],
+)
+def test_odd_models_are_called_exact_by_the_form_that_has_them(odd: str, rule: str) -> None:
+    found = lint(small_spec(f"model={{name: 'tests.oddities:{odd}'}}"), trust=True)
+    certain = [f.rule for f in found.findings if f.severity == "certain"]
+    assert rule in certain
+    assert min(found.facts.rehearsal.psnr) > EXACT_DB
