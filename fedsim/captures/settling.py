@@ -123,7 +123,7 @@ def settle(run: Run, wanted: Wanted) -> Spec:
         )
     rounds = _numbered(rounds)
     content = _content(run, head, wanted, rounds)
-    found = infer(content["train"], rounds)
+    found = infer(content["train"], [messages for messages in rounds if messages.replies])
     classes = _classes(content.pop("classes", None) or head.classes)
     model = _model(content, classes, run)
     content.setdefault("attacks", _fitting(model))
