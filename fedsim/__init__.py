@@ -40,18 +40,23 @@ def audit(
     spec: str | Path | Mapping[str, Any] | Spec = "",
     *overrides: str,
     output: str | Path | None = None,
+    vaults: Iterable[str | Path] = (),
+    trust: bool = False,
     **sections: Any,
 ) -> Run:
     """Rounds, attacks, scores, report; returns the finished run.
 
     ``spec`` is a YAML file, a mapping or a Spec; ``overrides`` are ``"key.sub=value"`` as on the
     command line, and keywords replace whole sections (``threat="B"``). In its place, the directory
-    of an app that was captured: then there are no rounds to do.
+    of an app that was captured: then there are no rounds to do, ``vaults`` are folders with what
+    witnesses on other machines kept, and ``trust`` is for a capture that somebody else made.
     """
     if isinstance(spec, str | Path) and _is_directory(spec):
         from fedsim.audit.captured import audit_captured
 
-        return audit_captured(spec, None, [*overrides, *_as_yaml(sections)], output=output)
+        changes = [*overrides, *_as_yaml(sections)]
+        folders = [Path(folder) for folder in vaults]
+        return audit_captured(spec, None, changes, vaults=folders, output=output, trust=trust)
     from fedsim.audit.stages import audit as conduct
 
     checked = _spec(spec, overrides, sections)

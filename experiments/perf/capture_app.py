@@ -5,7 +5,8 @@
 One app in this process, a plain FedAvg over four clients of a ViT-Ti at 224 with eight pictures
 each, in short runs that are plain, captured, and captured with witnesses in turn. The first round
 of each run, which may carry what is written of the run before, does not count. Prints the median
-seconds of a round, and the ratios to the plain one.
+seconds of a round, and the ratios to the plain one, on the clock and of the processors' time: the
+second means something on a machine that has other work, too.
 """
 
 from __future__ import annotations
@@ -37,21 +38,30 @@ WAYS = ("plain", "captured", "captured, with witnesses")
 
 def main(blocks: int) -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         for block in range(blocks):
             for way in WAYS if block % 2 == 0 else WAYS[::-1]:
                 taken = rounds_of(way, Path(folder) / f"{block}-{WAYS.index(way)}", Path(folder))
                 seconds[way] += taken
-                print(f"block {block + 1}, {way}: {statistics.median(taken):.3f} s", flush=True)
-    plain = statistics.median(seconds["plain"])
+                print(f"block {block + 1}, {way}: {told(*medians(taken))}", flush=True)
+    plain = medians(seconds["plain"])
     for way in WAYS:
-        median = statistics.median(seconds[way])
-        print(f"{way}: {median:.3f} s a round, {median / plain:.3f} of a plain one")
+        own = medians(seconds[way])
+        wall, busy = (one / other for one, other in zip(own, plain, strict=True))
+        print(f"{way}: {told(*own)} a round, {wall:.3f} and {busy:.3f} of a plain one")
 
 
-def rounds_of(way: str, root: Path, vaults: Path) -> list[float]:
-    """The seconds of every round of a run but the first."""
+def medians(taken: list[tuple[float, float]]) -> tuple[float, float]:
+    return statistics.median(s for s, _ in taken), statistics.median(s for _, s in taken)
+
+
+def told(seconds: float, busy: float) -> str:
+    return f"{seconds:.3f} s ({busy:.3f} s of processors)"
+
+
+def rounds_of(way: str, root: Path, vaults: Path) -> list[tuple[float, float]]:
+    """The seconds of every round of a run but the first, on the clock and of all processors."""
     grid = InlineGrid(client_app(vaults if "witnesses" in way else None), CLIENTS)
     strategy: Any = FedAvg(
         min_train_nodes=CLIENTS, min_available_nodes=CLIENTS, fraction_evaluate=0.0
@@ -60,14 +70,14 @@ def rounds_of(way: str, root: Path, vaults: Path) -> list[float]:
         strategy = fedsim.capture(strategy, root, model=NAME, image_size=SIDE, classes=10)
     torch.manual_seed(0)
     initial = ArrayRecord(model().state_dict())
-    ends: list[float] = []
+    ends: list[tuple[float, float]] = []
 
-    def told(round_: int, arrays: ArrayRecord) -> None:
-        ends.append(time.perf_counter())
+    def note(round_: int, arrays: ArrayRecord) -> None:
+        ends.append((time.perf_counter(), time.process_time()))
 
-    strategy.start(grid=grid, initial_arrays=initial, num_rounds=ROUNDS, evaluate_fn=told)
+    strategy.start(grid=grid, initial_arrays=initial, num_rounds=ROUNDS, evaluate_fn=note)
     settle_witnesses()
-    return [after - before for before, after in itertools.pairwise(ends[1:])]
+    return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(ends[1:])]
 
 
 def model() -> torch.nn.Module:

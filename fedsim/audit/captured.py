@@ -69,6 +69,18 @@ def settled(
         return run, settle(run, wanted)
 
 
+def is_own(run: Run) -> bool:
+    """Whether this user captured the run, so that what it names is theirs; then its app's folder is
+    looked into. What is named beside what was captured has to be said."""
+    if not is_capture(run.root) or not own_word(run):
+        return False
+    head = read_head(run.root)
+    if named_in(run) - _named({"model": head.model, "defenses": head.defenses}):
+        return False
+    find_app(run)
+    return True
+
+
 def found(root: str | Path) -> Path:
     """The directory of a capture; where it is not here, the error says where it is."""
     path = Path(root)

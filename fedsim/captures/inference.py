@@ -71,7 +71,17 @@ def infer(declared: Mapping[str, Any], rounds: Sequence[Messages]) -> Inferred:
                 f"the messages say another train.{name} in {len(others)} of {len(rounds)} rounds, "
                 f"which are left out"
             )
+    _infer_proximal(found, rounds)
     return found
+
+
+def _infer_proximal(found: Inferred, rounds: Sequence[Messages]) -> None:
+    """FedProx asks its clients for a term; that they add it, the canary tells."""
+    asked = {_setting(messages.config, ("proximal-mu",)) for messages in rounds}
+    mu = asked.pop() if len(asked) == 1 else None
+    if isinstance(mu, int | float) and mu > 0 and "strategy_options" not in found.train:
+        found.train |= {"strategy": "FedProx", "strategy_options": {"proximal_mu": float(mu)}}
+        found.words.append(f"clients are asked for FedProx's term, with proximal_mu {mu:g}")
 
 
 def _setting(config: Mapping[str, Any], keys: Sequence[str]) -> Any:
@@ -85,7 +95,9 @@ def _could_be(name: str, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     whole = name in ("batch_size", "local_epochs", "local_steps")
-    return (value >= 1 and value == int(value)) if whole else value >= 0
+    if whole:
+        return value >= 1 and value == int(value)
+    return value > 0 if name == "lr" else value >= 0
 
 
 def infer_batch(found: Inferred, examples: Sequence[int | None], rank: int | None) -> None:

@@ -169,7 +169,9 @@ def _changes(protocol: Protocol) -> Iterator[Change]:
     for clip in (1.0, None, 5.0, 0.5, 10.0):
         if clip != protocol.clip:
             yield change("clip", clip=clip)
-    for proximal in (0.01, 0.1, 1.0, 0.001):
+    for proximal in (0.0, 0.01, 0.1, 1.0, 0.001):
+        if proximal == protocol.proximal:
+            continue
         said = f"a proximal term of {protocol.proximal:g}"
         changed = replace(protocol, proximal=proximal)
         yield "train.strategy_options", changed, said, f"one of {proximal:g} (FedProx)"

@@ -247,6 +247,30 @@ def test_importing_fedsim_changes_nothing_of_their_flower(tmp_path: Path) -> Non
     assert found.stdout == "[] set() set()\n"
 
 
+def test_the_report_of_ones_own_capture_can_be_written_again(tmp_path: Path) -> None:
+    app = App(witnessed=True)
+    app.run(captured(app, tmp_path / "mine"), 1)
+    run = fedsim.audit(tmp_path / "mine", attacks=GUESS)
+    run.report.unlink()
+    for words in (["report", str(run.root)], ["audit", "--resume", str(run.root)]):
+        told = CliRunner().invoke(command, words)
+        assert told.exit_code == 0, told.output
+        assert run.report.is_file()
+
+
+def test_a_capture_of_somebody_else_is_trusted_by_word_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App(witnessed=True)
+    app.run(captured(app, tmp_path / "mine"), 1)
+    monkeypatch.setenv("FEDSIM_VAULT_KEYS", str(tmp_path / "other keys"))
+    with pytest.raises(RunError, match="names code by import path"):
+        fedsim.audit(tmp_path / "mine")
+    (tmp_path / "mine/vault/key.id").unlink()
+    run = fedsim.audit(tmp_path / "mine", attacks=GUESS, trust=True)
+    assert entry(run, "prior_only")["verdict"] == "BASELINE"
+
+
 class Frozen(nn.Module):
     """A backbone that nobody trains, and a head."""
 

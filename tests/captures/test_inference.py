@@ -67,3 +67,9 @@ def test_the_rank_of_a_batch_is_the_number_of_its_pictures() -> None:
     assert rank_of(update) == 4
     assert rank_of(torch.randn(10, 32, generator=coin)) is None  # as many as there could be
     assert rank_of(torch.zeros(10, 32)) is None
+
+
+def test_the_term_that_fedprox_asks_for_is_known() -> None:
+    found = infer({}, rounds({"proximal-mu": 0.1}, {"proximal-mu": 0.1}))
+    assert found.train["strategy_options"] == {"proximal_mu": 0.1}
+    assert infer({}, rounds({"proximal-mu": 0.0})).train == {}
