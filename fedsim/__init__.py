@@ -128,9 +128,13 @@ def _as_yaml(sections: Mapping[str, Any]) -> list[str]:
 
 
 def _is_directory(source: str | Path) -> bool:
-    """Whether this names a run directory, here or elsewhere, and no spec."""
+    """Whether this names a directory, here or of a capture elsewhere, and no spec."""
+    from fedsim.captures.log import captured_elsewhere
+
     path = Path(source)
-    return path.is_dir() or (bool(str(source)) and not path.exists() and not path.suffix)
+    if not str(source) or path.exists() or path.suffix:
+        return bool(str(source)) and path.is_dir()
+    return captured_elsewhere(str(source)) is not None
 
 
 class _Package(ModuleType):

@@ -126,7 +126,6 @@ def settle(run: Run, wanted: Wanted) -> Spec:
     found = infer(content["train"], [messages for messages in rounds if messages.replies])
     classes = _classes(content.pop("classes", None) or head.classes)
     model = _model(content, classes, run)
-    content.setdefault("attacks", _fitting(model))
     names = _names(run, head, model, rounds)
     seen = _surveyed(run, model, rounds, names)
     infer_batch(found, [r.examples for m in rounds for r in m.replies if r.kept], seen.rank)
@@ -140,7 +139,7 @@ def settle(run: Run, wanted: Wanted) -> Spec:
     _tell_frozen(run, names, seen)
     if names.statistics and not seen.statistics:
         found.train.setdefault("batchnorm", "local")
-    spec = _spec(content, found, rounds, classes)
+    spec = _spec(content, found, rounds, classes, vit=_is_vit(model))
     _write(run, spec, classes, rounds, replace(names, trained=names.trained & seen.moved), head)
     head.settled = {"digest": spec.digest(), "of": _identity(spec)}
     write_head(run.root, head)
@@ -244,14 +243,12 @@ def _look_for(name: str, run: Run) -> None:
         )
 
 
-def _fitting(model: nn.Module) -> list[dict[str, Any]]:
-    """The attack that is tried where none was asked for: the closed form for a Vision Transformer,
-    and a search for any other model."""
+def _is_vit(model: nn.Module) -> bool:
     try:
         vit_parts(model)
     except ModelError:
-        return [{"name": "inverting_gradients"}]
-    return [{"name": "patch_solve"}]
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -363,7 +360,12 @@ def _numbered(rounds: list[Messages]) -> list[Messages]:
 
 
 def _spec(
-    content: Mapping[str, Any], found: Inferred, rounds: list[Messages], classes: int
+    content: Mapping[str, Any],
+    found: Inferred,
+    rounds: list[Messages],
+    classes: int,
+    *,
+    vit: bool,
 ) -> Spec:
     """The spec of the run: what is declared and inferred, and who answered."""
     cohorts = [
@@ -378,7 +380,7 @@ def _spec(
         "rounds": len(rounds),
         "evaluate": False,
     }
-    attacks = {} if "attacks" in content else {"attacks": _default_attacks(train, counts)}
+    attacks = {} if "attacks" in content else {"attacks": _default_attacks(train, counts, vit=vit)}
     return load_spec(
         {
             **content,
@@ -395,15 +397,19 @@ def _spec(
     )
 
 
-def _default_attacks(train: Mapping[str, Any], counts: list[int]) -> list[dict[str, Any]]:
-    """The attacks where none is named: the closed form, and a search, which reads labels first. Of
-    an update with many pictures behind it a search makes nothing at a budget that anybody waits
-    for, so it takes the fewest steps that show that."""
+def _default_attacks(
+    train: Mapping[str, Any], counts: list[int], *, vit: bool
+) -> list[dict[str, Any]]:
+    """The attacks where none is named: for a Vision Transformer the closed form, and for every
+    model a search, which reads labels first. Of an update with many pictures behind it a search
+    makes nothing at a budget that anybody waits for, so it takes the fewest steps that show that.
+    """
     steps = train.get("local_steps") or 0
     pictures = steps * int(train["batch_size"]) or max(counts, default=int(train["batch_size"]))
     few = pictures * (train.get("local_epochs") or 1) <= FEW_PICTURES
     budget = SEARCH_STEPS if few else FEWEST_STEPS
-    return [{"name": "patch_solve"}, {"name": "inverting_gradients", "steps": budget}]
+    closed = [{"name": "patch_solve"}] if vit else []
+    return [*closed, {"name": "inverting_gradients", "steps": budget}]
 
 
 def _identity(spec: Spec) -> str:

@@ -53,7 +53,7 @@ def strongest(summary: dict[str, Any]) -> Finding:
             "Reconstructions without scores: no client had a witness.",
             f"Below is what the attacks made of the updates that the server received. Nobody here "
             f"knows the clients' pictures, so nothing says how close they are: this is neither a "
-            f"leak that is shown nor a sign of safety. {entry['words']}",
+            f"leak that is shown nor a sign of safety. {entry.get('words', '')}",
             None,
         )
     sentence, detail = _told(entry, summary["threat"])

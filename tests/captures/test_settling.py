@@ -94,7 +94,7 @@ def test_a_capture_without_an_answer_says_why(tmp_path: Path) -> None:
         settled(tmp_path / "mine")
 
 
-def test_the_attack_that_nobody_named_is_one_that_fits_the_model(tmp_path: Path) -> None:
+def test_attacks_that_nobody_named_fit_the_model(tmp_path: Path) -> None:
     app = App(model=task.Plain)
     app.run(captured(app, tmp_path / "mine"), 1)
     run = settled(tmp_path / "mine")
