@@ -68,7 +68,7 @@ class HeadUpdate:
         if not uploaded:
             raise AttackError(
                 f"the update holds no gradient of the head ({', '.join(names)}), so the labels "
-                f"cannot be read from it."
+                f"cannot be read from it; a search by gradients may look for them (labels: joint)."
             )
         if not all(bool(torch.isfinite(tensor).all()) for tensor in uploaded):
             raise AttackError("the head's update holds numbers that are not finite.")
