@@ -37,7 +37,7 @@ SHARED_PARAMETERS = (
     *("steps", "lr", "seeds", "optimizer", "schedule", "warmup", "langevin", "engine"),
     *("precision", "compiled", "box", "init", "labels", "parts", "blocks", "masked"),
     *("adaptive", "local", "pictures", "patience", "checkpoint_seconds"),
-    *("keep", "without", "without_blocks"),
+    *("keep", "without", "without_blocks", "order", "agree"),
 )
 
 

@@ -257,7 +257,8 @@ def test_the_flat_colour_is_the_best_of_all(run: Run) -> None:
     images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     images[1] = torch.tensor([0.2, 0.4, 0.6]).view(3, 1, 1)
     rows = score_jobs(run, [made(run, images, [1, 2], Reconstruction(images))])
-    assert list(rows.columns)[-4:] == ["psnr_flat", "ssim_flat", "digest", "claimed"]
+    assert list(rows.columns)[-6:-2] == ["psnr_flat", "ssim_flat", "digest", "claimed"]
+    assert list(rows.columns)[-2:] == ["features", "features_free"]
     assert rows["claimed"].all()
     assert rows["psnr_flat"][1] == pytest.approx(CEILING_DB, abs=20)  # flat itself, up to rounding
     level = images[0].mean((1, 2), keepdim=True)
