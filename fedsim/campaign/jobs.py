@@ -39,6 +39,7 @@ from fedsim.core.knowledge import (
     View,
     granted_by,
 )
+from fedsim.core.learning import Protocol
 from fedsim.core.ledger import Ledger
 from fedsim.core.manoeuvre import Isolated
 from fedsim.core.notebook import Notebook
@@ -58,7 +59,7 @@ from fedsim.core.run import (
 from fedsim.core.seal import sealed
 from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Component, ThreatSpec
-from fedsim.defenses.applied import announced, countered
+from fedsim.defenses.applied import announced, built, countered
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,10 @@ def _announced(
     if defenses and "defenses" not in granted:
         model = announced(public) if "architecture" in granted else torch.nn.Identity()
         return Announced(partial(copy.deepcopy, model))
-    return Announced(partial(announced, public), partial(countered, update, defenses))
+    # The part of the protocol that the model is built by, and no more: a closure holds it.
+    part = Protocol(trainable=public.protocol.trainable, lora=public.protocol.lora)
+    parts = public.architecture, public.num_classes, public.image_size
+    return Announced(partial(built, *parts, defenses, part), partial(countered, update, defenses))
 
 
 def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) -> Lesson:
