@@ -25,6 +25,7 @@ ATTACKS: dict[str, str] = {
     "april_closed": "fedsim.attacks.april_closed:AprilClosed",
     "deep_inversion": "fedsim.attacks.deep_inversion:DeepInversion",
     "dlg": "fedsim.attacks.dlg:Dlg",
+    "features": "fedsim.attacks.features:Features",
     "gias": "fedsim.attacks.gias:Gias",
     "giml": "fedsim.attacks.giml:Giml",
     "grad_inversion": "fedsim.attacks.grad_inversion:GradInversion",

@@ -17,9 +17,17 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fedsim.attacks.closed import ClosedForm, Hidden, Solved, fold_patches, ridge_solve, uploaded
+from fedsim.attacks.closed import (
+    ClosedForm,
+    Hidden,
+    Solved,
+    fold_patches,
+    refuse_frozen,
+    ridge_solve,
+    uploaded,
+)
 from fedsim.attacks.transformers import transformer_parts
-from fedsim.core.anatomy import VitParts
+from fedsim.core.anatomy import VitParts, tensor_of
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
 from fedsim.core.errors import AttackError
@@ -39,7 +47,9 @@ class AprilClosed(ClosedForm):
     adaptive: bool = True
 
     def check_model(self, model: nn.Module, public: Public) -> None:
-        _parts(model)
+        parts, position = _parts(model)
+        reads = parts.attention.weights if parts.attention else ()
+        refuse_frozen(model, (position, *reads), "april_closed")
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         parts, position = _parts(model)
@@ -94,4 +104,9 @@ def _parts(model: nn.Module) -> tuple[VitParts, str]:
         )
     if parts.position is None:
         raise AttackError("april_closed needs a learnable position embedding; there is none.")
+    if parts.gained or not parts.is_plain(tensor_of(model, parts.position)):
+        raise AttackError(
+            "april_closed needs a table of positions that ends with those of the patches, and is "
+            "added to these as they are."
+        )
     return parts, parts.position

@@ -160,7 +160,7 @@ def read_update(view: View, model: nn.Module, parts: VitParts) -> Reading:
     patches = tokens.x[:, : layout.pixels] @ (pixels / pixels.square().sum(1, keepdim=True))
     signature = tokens.x[:, layout.signature_at]
     if layout.normed and parts.position:  # the signature came after a norm that divided the rest
-        places = view.weights[parts.position].double()[0, -parts.tokens :]
+        places = parts.rows_of(view.weights[parts.position].double())
         embedded = patches @ basis.T + places[tokens.place]
         signature = signature / embedded.std(1, correction=0, keepdim=True)
     weight = tokens.weight * (1.0 if _pooled_first(model) else tokens.size)

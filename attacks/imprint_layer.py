@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks.closed import uploaded
+from fedsim.attacks.closed import refuse_frozen, uploaded
 from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.errors import AttackError
 from fedsim.core.imprinted import FIRST
@@ -38,6 +38,7 @@ class ImprintLayer(Attack):
 
     def check_model(self, model: nn.Module, public: Public) -> None:
         _refuse_plain(name for name, _ in model.named_parameters())
+        refuse_frozen(model, (f"{FIRST}.weight", f"{FIRST}.bias"), "imprint_layer")
 
     def reconstruct(
         self, view: View, *, device: torch.device, progress: Progress

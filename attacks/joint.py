@@ -34,6 +34,8 @@ class Joint(InvertingGradients):
     def refuse_labels(self) -> None:
         if self.labels == "joint":
             raise AttackError("joint inversion tells images apart by their labels; recover them.")
+        if self.order == "free":
+            raise AttackError("joint inversion has one order for the pictures of all rounds.")
 
     def task(self, view: View, device: torch.device) -> Task:
         self.refuse_labels()

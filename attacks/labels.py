@@ -12,7 +12,7 @@ weights get mean_i (p_i - y_i) h_i^T, with h_i the features of sample i. From th
 - ``rows``: counts from the sums of the weight rows, for features that are never negative: what is
   left to read where a sparsified bias shows next to nothing.
 - ``steps``: counts behind a weight delta of local steps, whose predictions are followed along
-  the way (after RLU, Ma et al. 2023).
+  the way, under Adam and AdamW by simulating the bias (`label_steps`).
 - ``auto`` takes what the update shows: ``steps`` for a delta whose protocol is known, ``bias``
   where there is a bias that is not mostly zeros, ``rows`` or ``sum`` where the weight rows have one
   sign each, else ``min``.
@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.class_shares import class_shares, is_bent, unsmoothed
+from fedsim.attacks.label_steps import followed, read_off
 from fedsim.attacks.pulls import momentum_pull
 from fedsim.core.anatomy import head_names, vit_parts
 from fedsim.core.augment import mixes
@@ -51,14 +52,14 @@ def labels_left(view: View) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class _HeadUpdate:
+class HeadUpdate:
     """The update of the classifier, as an ascent direction."""
 
     weight: Tensor | None  # (C, D)
     bias: Tensor | None  # (C,)
 
     @classmethod
-    def of(cls, update: Update, model: nn.Module) -> _HeadUpdate:
+    def of(cls, update: Update, model: nn.Module) -> HeadUpdate:
         try:
             names = head_names(model)
         except ModelError as error:
@@ -67,19 +68,19 @@ class _HeadUpdate:
         if not uploaded:
             raise AttackError(
                 f"the update holds no gradient of the head ({', '.join(names)}), so the labels "
-                f"cannot be read from it."
+                f"cannot be read from it; a search by gradients may look for them (labels: joint)."
             )
         if not all(bool(torch.isfinite(tensor).all()) for tensor in uploaded):
             raise AttackError("the head's update holds numbers that are not finite.")
         by_rank = {tensor.dim(): update.kind.sign * tensor.double().cpu() for tensor in uploaded}
         return cls(by_rank.get(2), by_rank.get(1))
 
-    def unsmoothed(self, protocol: Protocol, model: nn.Module) -> _HeadUpdate:
+    def unsmoothed(self, protocol: Protocol, model: nn.Module) -> HeadUpdate:
         """As if no label had been smoothed, where both parts are there to tell."""
         if self.weight is None or self.bias is None or not is_bent(protocol.loss):
             return self
         predictions = _predictions(self, model, self.bias, self.weight)
-        return _HeadUpdate(*unsmoothed(protocol.loss, predictions, self.weight, self.bias))
+        return HeadUpdate(*unsmoothed(protocol.loss, predictions, self.weight, self.bias))
 
 
 def recover_labels(
@@ -90,12 +91,14 @@ def recover_labels(
     *,
     protocol: Protocol | None = None,
     steps: int = 1,
+    epochs: int = 1,
 ) -> Tensor:
     """The labels (count,) behind an update, sorted.
 
-    ``protocol`` and ``steps`` are how the client trained, where the attacker knows it.
+    ``protocol``, ``steps`` and the ``epochs`` that they make up are how the client trained, where
+    the attacker knows it.
     """
-    head = _HeadUpdate.of(update, model)
+    head = HeadUpdate.of(update, model)
     whole = head
     if protocol is not None and update.kind is Upload.GRADIENT and protocol.clip is None:
         head = head.unsmoothed(protocol, model)  # a delta is, once its steps are taken apart
@@ -104,7 +107,9 @@ def recover_labels(
     if rule == "steps":
         if protocol is None:
             raise AttackError("labels: steps needs the client's optimiser, which is not known.")
-        return _labels_from_steps(head, model, count, protocol, steps)
+        if protocol.optimizer != "sgd":
+            return _labels_by_simulation(head, model, count, protocol, steps, epochs)
+        return _labels_from_steps(head, model, count, protocol, steps, update.loss)
     if rule == "bias":
         if head.bias is None:
             raise AttackError("labels: bias needs the head's bias, which the update lacks.")
@@ -120,18 +125,26 @@ def recover_labels(
     return labels_by_sum(head.weight, count)
 
 
-def _choose(head: _HeadUpdate, update: Update, protocol: Protocol | None, count: int) -> Rule:
+def _choose(head: HeadUpdate, update: Update, protocol: Protocol | None, count: int) -> Rule:
     if head.weight is not None and head.bias is not None and sparse(head.bias):
         if one_signed(head.weight) >= _ONE_SIGN:
             return "rows"
         return "min" if count <= len(head.weight) else "bias"
-    known = protocol is not None and protocol.optimizer == "sgd" and protocol.clip is None
-    if update.kind is Upload.DELTA and known and head.bias is not None and head.weight is not None:
+    if update.kind is Upload.DELTA and head.bias is not None and _follows(head, protocol):
         return "steps"
     if head.bias is not None:
         return "bias"
     assert head.weight is not None
     return "sum" if one_signed(head.weight) >= _ONE_SIGN else "min"
+
+
+def _follows(head: HeadUpdate, protocol: Protocol | None) -> bool:
+    """Whether the head's steps can be followed: adaptive optimisers take no notice of clipping."""
+    if protocol is None:
+        return False
+    if protocol.optimizer == "sgd":
+        return head.weight is not None and protocol.clip is None
+    return protocol.loss.known_weights is None and not mixes(protocol.augment)
 
 
 def sparse(bias: Tensor) -> bool:
@@ -168,7 +181,7 @@ def _enough_classes(weight: Tensor, count: int) -> None:
 
 
 def _labels_from_bias(
-    head: _HeadUpdate, model: nn.Module, count: int, protocol: Protocol | None
+    head: HeadUpdate, model: nn.Module, count: int, protocol: Protocol | None
 ) -> Tensor:
     """Counts behind one gradient:  n = B (mean p - db), under plain cross-entropy."""
     assert head.bias is not None
@@ -183,7 +196,7 @@ def _counted_under(protocol: Protocol, predictions: Tensor, bias: Tensor, count:
 
 
 def _labels_from_steps(
-    head: _HeadUpdate, model: nn.Module, count: int, protocol: Protocol, steps: int
+    head: HeadUpdate, model: nn.Module, count: int, protocol: Protocol, steps: int, loss: float
 ) -> Tensor:
     """Counts of ``count`` samples seen over ``steps`` SGD steps, from the head's delta.
 
@@ -201,11 +214,26 @@ def _labels_from_steps(
     along = [
         _predictions(head, model, step_bias, step_weight, share=k / steps) for k in range(steps)
     ]
-    return _counted_under(protocol, torch.stack(along).mean(0), step_bias, count)
+    wary = torch.stack(along).mean(0)
+    if is_bent(protocol.loss) or mixes(protocol.augment):
+        return _counted_under(protocol, wary, step_bias, count)
+    sure = 2 * wary - 1 / len(wary)  # without the uniform half
+    return counted(followed(sure, wary, step_bias, loss), count, step_bias < 0)
+
+
+def _labels_by_simulation(
+    head: HeadUpdate, model: nn.Module, count: int, protocol: Protocol, steps: int, epochs: int
+) -> Tensor:
+    """Counts of ``count`` samples seen over ``steps`` steps of Adam or AdamW."""
+    if head.bias is None:
+        raise AttackError("labels: steps needs the head's bias, which the update lacks.")
+    bias = model.get_parameter(head_names(model)[1]).detach().double().cpu()
+    shares = read_off(-head.bias, bias, protocol, count=count, steps=steps, epochs=epochs)
+    return counted(shares, count, torch.zeros(len(shares), dtype=torch.bool))
 
 
 def _predictions(
-    head: _HeadUpdate,
+    head: HeadUpdate,
     model: nn.Module,
     bias_step: Tensor,
     weight_step: Tensor | None,
@@ -267,7 +295,7 @@ def batch_size_from_rank(update: Update, model: nn.Module) -> int:
     """
     if update.kind is not Upload.GRADIENT:
         raise AttackError("the batch size can be read from one gradient, not from a weight delta.")
-    head = _HeadUpdate.of(update, model)
+    head = HeadUpdate.of(update, model)
     if head.weight is not None:
         rank, most = numerical_rank(head.weight), min(len(head.weight) - 1, head.weight.shape[1])
         if rank < most:
@@ -280,7 +308,7 @@ def batch_size_from_rank(update: Update, model: nn.Module) -> int:
     reads = [update.tensors[name] for name in names if name in update.tensors]
     if parts is not None and reads and reads[0].dtype == torch.float64:
         gradient = torch.cat(reads)
-        rank, tokens = numerical_rank(gradient), parts.tokens + parts.prefix_tokens
+        rank, tokens = numerical_rank(gradient), parts.sequence
         if rank < 0.9 * min(gradient.shape):
             return max(1, round((rank - 1) / tokens))
     raise AttackError(

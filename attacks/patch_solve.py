@@ -10,15 +10,18 @@ holds for the weight delta of several SGD steps on one image: every step adds it
 the same factor on both sides, whatever momentum and clipping make of it, and what weight decay adds
 is known. The least squares for X needs neither attention nor an inverse of W. It is determined
 where rank(G) = N; pre-norm makes the rows of G orthogonal to the ones vector, so the rank is at
-most D - 1. Derived here; APRIL (Lu et al. 2022) is related: it solves for the tokens inside a
-modified first attention block.
+most D - 1. An adapter (LoRA, `closed.adapters`) on a projection that is not trained itself shows
+B^T dW = (B^T G^T) X, which does where its rank is at least N and B is no longer zero, or
+dW A^T = G^T (X A^T), which does where its rank is at least P. Derived here; APRIL (Lu et al. 2022)
+is related: it solves for the tokens inside a modified first attention block.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, assert_never
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -28,11 +31,13 @@ from fedsim.attacks.closed import (
     RidgeSolution,
     Solved,
     fold_patches,
+    refuse_frozen,
     ridge_solve,
     uploaded,
 )
+from fedsim.attacks.closed.adapters import Adapter, adapter_of
 from fedsim.attacks.pulls import kept_weight
-from fedsim.attacks.transformers import refuse_zeros, transformer_parts
+from fedsim.attacks.transformers import measured, refuse_zeros, transformer_parts
 from fedsim.core.anatomy import VitParts
 from fedsim.core.attack import Progress
 from fedsim.core.defense import Informed
@@ -62,7 +67,13 @@ class PatchSolve(ClosedForm):
     adaptive: bool = True
 
     def check_model(self, model: nn.Module, public: Public) -> None:
-        _position(transformer_parts(model, "patch_solve"))
+        parts = transformer_parts(model, "patch_solve")
+        needed = [_position(parts)]
+        if (adapter := adapter_of(model, parts.patch_weight)) is None:
+            needed.append(parts.patch_weight)
+        refuse_frozen(model, needed, "patch_solve")
+        if adapter is not None:
+            _refuse_small(adapter, parts, adapter.rank >= parts.tokens)
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         parts = transformer_parts(model, "patch_solve")
@@ -75,14 +86,16 @@ class PatchSolve(ClosedForm):
                 tensors = _without_decay(view, tensors, model, notes)
             case other:
                 assert_never(other)
-        tokens, weight = self._system(tensors, parts)
+        tokens = self._tokens(tensors, parts)
         refuse_zeros(tokens, "the position embedding's", model, "patch_solve")
         hidden = Hidden.among(tokens, tensors, parts) if self.adaptive else None
         if hidden is not None:
             tokens = hidden.joined(tokens, tensors)
-        solution = ridge_solve(tokens.T, weight, ridge=self.ridge)  # dW = G^T X, (D, P)
+        solution = self._solved(tokens, tensors, model, parts)
         progress(1, 1, solution.residual)
         patches = solution.x if hidden is None else hidden.spread(solution.x)
+        if parts.gained:  # dW = gain G^T X
+            patches = patches / measured(model, view.image_size, "patch_solve").gain
         notes += _notes(solution, len(tokens), view.batch_size)
         return Solved(fold_patches(patches, parts), solution.residual, notes, informed.undo)
 
@@ -94,18 +107,52 @@ class PatchSolve(ClosedForm):
         )
         return (image * 255).round().float() / 255
 
-    def _system(self, update: dict[str, Tensor], parts: VitParts) -> tuple[Tensor, Tensor]:
-        """G, (N, D), and dW, (D, P)."""
-        names = (_position(parts), parts.patch_weight)
-        position, weight = uploaded(update, names, "patch_solve")
-        tokens = position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
-        return tokens, weight.flatten(1)
+    def _tokens(self, update: dict[str, Tensor], parts: VitParts) -> Tensor:
+        """G, (N, D)."""
+        (position,) = uploaded(update, (_position(parts),), "patch_solve")
+        return parts.rows_of(position)
+
+    def _solved(
+        self, tokens: Tensor, update: dict[str, Tensor], model: nn.Module, parts: VitParts
+    ) -> RidgeSolution:
+        """X of  dW = G^T X,  or of what an adapter shows of dW, (D, P)."""
+        adapter = adapter_of(model, parts.patch_weight)
+        if adapter is None or parts.patch_weight in update:
+            (weight,) = uploaded(update, (parts.patch_weight,), "patch_solve")
+            return ridge_solve(tokens.T, weight.flatten(1), ridge=self.ridge)
+        rows, columns = adapter.rows(update), adapter.columns(update)
+        if rows is not None and adapter.rank >= len(tokens):
+            return ridge_solve(adapter.up.T @ tokens.T, rows, ridge=self.ridge)
+        _refuse_small(adapter, parts, rows is not None)
+        if columns is None:
+            raise AttackError(
+                f"patch_solve needs the gradient of {adapter.names[1]}, which was not uploaded, or "
+                f"is zero."
+            )
+        seen = ridge_solve(tokens.T, columns, ridge=self.ridge)  # X A^T
+        return replace(seen, x=seen.x @ torch.linalg.pinv(adapter.down.T))
 
 
 def _position(parts: VitParts) -> str:
     if parts.position is None:
-        raise AttackError("patch_solve needs a learnable position embedding; there is none.")
+        raise AttackError(
+            "patch_solve needs positions that are learned one by one; no parameter was found that "
+            "is added to the patches as it is."
+        )
     return parts.position
+
+
+def _refuse_small(adapter: Adapter, parts: VitParts, moved: bool) -> None:
+    """Raise where the adapter of the patch projection shows too little of its gradient."""
+    pixels = adapter.down.shape[1]
+    if adapter.rank >= pixels or (moved and adapter.rank >= parts.tokens):
+        return
+    when = "" if moved else ", and none before the first update has moved it from zero"
+    raise AttackError(
+        f"patch_solve needs the gradient of {parts.patch_weight}, which nobody trains; its adapter "
+        f"of rank {adapter.rank} shows {min(adapter.rank, parts.tokens)} equations for "
+        f"{parts.tokens} patches{when}."
+    )
 
 
 _SNAP_BELOW = 0.05  # of a grid step; numbers at random lie 0.25 away on average

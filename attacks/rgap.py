@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
-from fedsim.attacks.closed import ClosedForm, Solved, uploaded
+from fedsim.attacks.closed import ClosedForm, Solved, refuse_frozen, uploaded
 from fedsim.attacks.generators import generate, latent_size, latents_of
 from fedsim.attacks.labels import labels_left, recover_labels
 from fedsim.core.attack import Progress
@@ -99,6 +99,7 @@ class RGap(ClosedForm):
         layers = chain(model, public.image_size)
         if any(getattr(layer.module, "groups", 1) != 1 for layer in layers):
             raise AttackError(_GROUPED)
+        refuse_frozen(model, [name for name, _ in model.named_parameters()], "rgap")
 
     def solve(self, view: View, model: nn.Module, progress: Progress) -> Solved:
         update, side = view.update, view.image_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fedsim.core.anatomy import VitParts, head_names, vit_parts
+from fedsim.core.dissection import Added, added
 from fedsim.core.errors import AttackError, ModelError
 
 
@@ -14,6 +15,17 @@ def transformer_parts(model: nn.Module, attack: str) -> VitParts:
         return vit_parts(model)
     except ModelError as error:
         raise AttackError(f"{attack} attacks Vision Transformers: {error}") from error
+
+
+def measured(model: nn.Module, side: int, attack: str) -> Added:
+    """What a model of somebody's own makes of its patches' tokens, with the weights it was sent."""
+    found = added(model, side)
+    if found is None:
+        raise AttackError(
+            f"{attack}: with the weights of this round, what a {type(model).__name__} does to its "
+            f"patches before it reads them is more than a product and a sum."
+        )
+    return found
 
 
 def refuse_zeros(gradient: Tensor, what: str, model: nn.Module, attack: str) -> None:

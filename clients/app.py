@@ -293,6 +293,7 @@ def _model(
         before = _trained(model)
         model = prepared(model, [defense])
         trail.note(defense, "model", before, _trained(model))
+    model = prepared(model, [], spec.train)
     model.load_state_dict(weights)
     if spec.train.batchnorm == "local":
         model.load_state_dict(stored, strict=False)

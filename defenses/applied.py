@@ -11,11 +11,12 @@ from torch import nn
 from fedsim.core.augment import mixes
 from fedsim.core.defense import Defense, Informed
 from fedsim.core.errors import SpecError
-from fedsim.core.learning import Update
+from fedsim.core.learning import Protocol, Update
 from fedsim.core.losses import Loss
 from fedsim.core.models import build_architecture
 from fedsim.core.observation import Public
 from fedsim.core.spec import Component, ModelSpec, TrainSpec
+from fedsim.core.trainable import restricted
 from fedsim.defenses import create_defenses
 
 
@@ -24,16 +25,30 @@ def declared(components: Iterable[Component | Mapping[str, Any]]) -> list[Defens
     return create_defenses([Component.model_validate(component) for component in components])
 
 
-def prepared(model: nn.Module, defenses: Iterable[Defense]) -> nn.Module:
-    """The model as these defenses leave it, known to client and server alike."""
+def prepared(
+    model: nn.Module,
+    defenses: Iterable[Defense],
+    train: TrainSpec | Protocol | None = None,
+    *,
+    seed: int = 0,
+) -> nn.Module:
+    """The model as these defenses leave it, training what ``train`` says; known to client and
+    server alike. ``seed`` is that of the model's weights, for adapters that are added to them."""
+    defenses = list(defenses)
     for defense in defenses:
         model = defense.prepare_model(model)
+    if train is None:
+        return model
+    model = restricted(model, train.trainable, train.lora, seed=seed)
+    for defense in defenses:
+        defense.check_trained(model)
     return model
 
 
 def announced(public: Public) -> nn.Module:
     """The architecture the federation agreed on, without weights, declared defenses included."""
-    return built(public.architecture, public.num_classes, public.image_size, public.defenses)
+    parts = public.architecture, public.num_classes, public.image_size
+    return built(*parts, public.defenses, public.protocol)
 
 
 def built(
@@ -41,12 +56,13 @@ def built(
     num_classes: int,
     image_size: int,
     defenses: Iterable[Component | Mapping[str, Any]],
+    train: Protocol | None = None,
 ) -> nn.Module:
     """A model as these defenses leave it, from what an observation makes public of it."""
     model = build_architecture(
         ModelSpec.model_validate(architecture), image_size=image_size, num_classes=num_classes
     )
-    return prepared(model, declared(defenses))
+    return prepared(model, declared(defenses), train)
 
 
 def countered(

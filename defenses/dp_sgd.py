@@ -76,6 +76,6 @@ class DpSgd(Defense):
 
 def _clipped_sum(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
     """The sum of per-sample gradients (B, ...), each scaled to a norm of at most ``clip``."""
-    norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+    norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
     scale = (clip / norms.clamp(min=1e-30)).clamp(max=1.0)
     return {name: torch.einsum("b,b...->...", scale, g) for name, g in gradients.items()}

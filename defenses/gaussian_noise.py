@@ -30,6 +30,9 @@ class GaussianNoise(Defense):
             update, tensors={n: self._noisy(t, whole, rng) for n, t in update.tensors.items()}
         )
 
+    def without_noise(self) -> tuple[Defense, float] | None:
+        return None if self.relative or self.sparse else (Defense(), self.std)
+
     def _noisy(self, tensor: Tensor, whole: Tensor, rng: torch.Generator) -> Tensor:
         # Drawn on the CPU, so that the same seed is the same noise on every device.
         noise = torch.randn(tensor.shape, generator=rng).to(tensor)

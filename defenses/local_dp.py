@@ -22,12 +22,14 @@ from fedsim.defenses.clipping import Clipping
 @dataclass(frozen=True)
 class LocalDp(Defense):
     """``clip``: the largest norm of an update; ``epsilon`` and ``delta`` of one round; the
-    sensitivity is ``clip``, as in Flower, unless it is given."""
+    sensitivity is ``clip`` unless it is given, as Flower asks for it. ``everything`` is clipped as
+    by `Clipping`; noise is added to what is trained."""
 
     clip: Annotated[float, Field(gt=0)] = 1.0
     epsilon: Annotated[float, Field(gt=0)] = 10.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     sensitivity: Annotated[float, Field(gt=0)] | None = None
+    everything: bool = False
 
     @property
     def deviation(self) -> float:
@@ -41,9 +43,16 @@ class LocalDp(Defense):
         return Budget(total, self.delta, "a client's taking part")
 
     def protect_update(self, update: Update, rng: torch.Generator) -> Update:
-        clipped = Clipping(self.clip).protect_update(update, rng)
+        clipped = self._clipping.protect_update(update, rng)
         noisy = {
             name: t + self.deviation * torch.randn(t.shape, generator=rng).to(t)
             for name, t in clipped.tensors.items()
         }
         return replace(clipped, tensors=noisy)
+
+    def without_noise(self) -> tuple[Defense, float]:
+        return self._clipping, self.deviation
+
+    @property
+    def _clipping(self) -> Clipping:
+        return Clipping(self.clip, everything=self.everything)

@@ -88,6 +88,11 @@ class Mjp(Defense):
         object.__setattr__(model, "puzzle", Puzzle(parts.grid, hide=self.hide))
         if parts.position is None:
             return model
+        if not parts.is_plain(tensor_of(model, parts.position)):
+            raise ModelError(
+                "mjp needs a table of positions that ends with those of the patches; here others "
+                "follow, or they do not lie in rows."
+            )
         own = "forward" if found_in(model) is not None else "_pos_embed"
         if not hasattr(model, own):
             raise ModelError("mjp finds a position embedding, and not where the model adds it.")

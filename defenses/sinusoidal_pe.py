@@ -33,10 +33,11 @@ class SinusoidalPE(Defense):
                 "sinusoidal_pe needs a model with a position embedding; this has none."
             )
         position = tensor_of(model, parts.position)
-        waves = self.scale * sinusoids(parts.grid, position.shape[-1], self.period)
+        width = parts.rows_of(position).shape[1]
+        waves = self.scale * sinusoids(parts.grid, width, self.period)
         with torch.no_grad():
             position.zero_()
-            position.view(-1, position.shape[-1])[parts.prefix_tokens :] = waves
+            parts.rows_of(position)[:] = waves
         position.requires_grad_(False)
         return model
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedsim.core.anatomy import head_names
+from fedsim.core.anatomy import head_names, layer_of
 from fedsim.core.defense import Defense
 from fedsim.core.errors import ModelError
 
@@ -28,13 +28,21 @@ class Soteria(Defense):
     ratio: Annotated[float, Field(gt=0, lt=1)] = 0.4
     probes: Annotated[int, Field(ge=1)] = 16
 
+    def check_trained(self, model: nn.Module) -> None:
+        head = head_names(model)[0]
+        if not model.get_parameter(head).requires_grad:
+            raise ModelError(
+                f"soteria hides features in the gradient of the head ('{head}'), which nobody "
+                f"trains here (train.trainable), so it would do nothing; leave it out."
+            )
+
     def batch_gradient(
         self, model: nn.Module, images: Tensor, labels: Tensor, rng: torch.Generator
     ) -> dict[str, Tensor]:
         head = head_names(model)[0]
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         features: list[Tensor] = []
-        module = model.get_submodule(head.rpartition(".")[0])
+        module = layer_of(model, head)
         handle = module.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
         try:
             x = images.detach().requires_grad_(True)

@@ -6,33 +6,30 @@ run.scores  # a DataFrame, one row per reconstructed image
 
 from __future__ import annotations
 
-import os
+import importlib
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fedsim.core.cache import cache_folder
-
-# Flower, Ray and torch read these when they are first imported, which is later: a testbed calls
-# nobody, and leaves nothing outside its own folders.
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-os.environ.setdefault("FLWR_HOME", str(cache_folder().absolute() / "flwr"))
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder().absolute() / "torch"))
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call after shutdown starts no new Ray
-# Some virtual machines announce AMX and die of its instructions, in bfloat16 on a CPU.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-
-from fedsim.core.errors import FedsimError
-from fedsim.core.run import Run
-from fedsim.core.spec import Spec, load_spec
-
 if TYPE_CHECKING:
+    from fedsim.captures.strategy import capture
+    from fedsim.captures.witness import witness
+    from fedsim.core.errors import FedsimError
+    from fedsim.core.run import Run
+    from fedsim.core.spec import Spec, load_spec
     from fedsim.lint import Lint
+
+# In somebody else's app `import fedsim` costs nothing: these are imported when they are asked for.
+_LATER = {
+    "FedsimError": "fedsim.core.errors",
+    "Run": "fedsim.core.run",
+    "Spec": "fedsim.core.spec",
+    "capture": "fedsim.captures.strategy",
+    "load_spec": "fedsim.core.spec",
+    "witness": "fedsim.captures.witness",
+}
 
 HERE = Path(__file__).parent
 if not (HERE / "attacks").is_dir():  # Flower packs an app without its symbolic links
@@ -43,13 +40,23 @@ def audit(
     spec: str | Path | Mapping[str, Any] | Spec = "",
     *overrides: str,
     output: str | Path | None = None,
+    vaults: Iterable[str | Path] = (),
+    trust: bool = False,
     **sections: Any,
 ) -> Run:
     """Rounds, attacks, scores, report; returns the finished run.
 
     ``spec`` is a YAML file, a mapping or a Spec; ``overrides`` are ``"key.sub=value"`` as on the
-    command line, and keywords replace whole sections (``threat="B"``).
+    command line, and keywords replace whole sections (``threat="B"``). In its place, the directory
+    of an app that was captured: then there are no rounds to do, ``vaults`` are folders with what
+    witnesses on other machines kept, and ``trust`` is for a capture that somebody else made.
     """
+    if isinstance(spec, str | Path) and _is_directory(spec):
+        from fedsim.audit.captured import audit_captured
+
+        changes = [*overrides, *_as_yaml(sections)]
+        folders = [Path(folder) for folder in vaults]
+        return audit_captured(spec, None, changes, vaults=folders, output=output, trust=trust)
     from fedsim.audit.stages import audit as conduct
 
     checked = _spec(spec, overrides, sections)
@@ -105,15 +112,29 @@ def _spec(
     overrides: tuple[str, ...],
     sections: Mapping[str, Any],
 ) -> Spec:
-    import yaml
-    from pydantic_core import to_jsonable_python
+    from fedsim.core.spec import Spec, load_spec
 
     if isinstance(source, Spec):
         source = source.model_dump(mode="json")
-    as_yaml = [
-        f"{key}={yaml.safe_dump(to_jsonable_python(value))}" for key, value in sections.items()
-    ]
-    return load_spec(source or {}, [*overrides, *as_yaml])
+    return load_spec(source or {}, [*overrides, *_as_yaml(sections)])
+
+
+def _as_yaml(sections: Mapping[str, Any]) -> list[str]:
+    """Whole sections as overrides."""
+    import yaml
+    from pydantic_core import to_jsonable_python
+
+    return [f"{key}={yaml.safe_dump(to_jsonable_python(value))}" for key, value in sections.items()]
+
+
+def _is_directory(source: str | Path) -> bool:
+    """Whether this names a directory, here or of a capture elsewhere, and no spec."""
+    from fedsim.captures.log import captured_elsewhere
+
+    path = Path(source)
+    if not str(source) or path.exists() or path.suffix:
+        return bool(str(source)) and path.is_dir()
+    return captured_elsewhere(str(source)) is not None
 
 
 class _Package(ModuleType):
@@ -130,4 +151,23 @@ class _Package(ModuleType):
 
 sys.modules[__name__].__class__ = _Package
 
-__all__ = ["FedsimError", "Run", "Spec", "audit", "bench", "lint", "load_spec", "run"]
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'fedsim' has no attribute '{name}'")
+    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return value
+
+
+__all__ = [
+    "FedsimError",
+    "Run",
+    "Spec",
+    "audit",
+    "bench",
+    "capture",
+    "lint",
+    "load_spec",
+    "run",
+    "witness",
+]

@@ -13,6 +13,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAME = re.compile(r"`(fedsim(?:\.\w+)+)(?:\(.*?\))?`")
 WHOLE = re.compile(r"`[^`]*`|\[[^\]]*\]\([^)]*\)")  # what is not broken over lines
 WIDTH = 100
+LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
+APPS = [ROOT / "experiments" / "flower_app" / "README.md"]
 FILE = re.compile(r"`((?:fedsim|attacks|defenses|clients|tests|experiments|docs)/[\w./]*\w/?)`")
 
 
@@ -42,7 +44,7 @@ def prose(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "experiments" / "RESULTS.md"], ids=lambda p: p.name
+    "page", [*PAGES, ROOT / "experiments" / "RESULTS.md", *APPS], ids=lambda p: p.name
 )
 def test_prose_is_wrapped_at_one_width(page: Path) -> None:
     assert [line for line in prose(page.read_text()) if len(line) > WIDTH] == []
@@ -55,6 +57,25 @@ def test_everything_a_page_names_exists(page: Path) -> None:
         assert resolved(name) is not None, f"{page.name} names {name}"
     for file in sorted(set(FILE.findall(text))):
         assert (ROOT / file).exists(), f"{page.name} names {file}"
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "experiments" / "RESULTS.md", *APPS], ids=lambda p: p.name
+)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in LINK.findall(re.sub(r"(?ms)^```.*?^```$", "", page.read_text())):
+        file, _, heading = target.partition("#")
+        there = (page.parent / file) if file else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if heading:
+            assert heading in headings(there), f"{page.name} links to {target}"
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as they are made of its headings."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
+    names = re.findall(r"(?m)^#+ (.*)$", text)
+    return {re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for name in names}
 
 
 def test_the_way_of_an_update_names_its_functions() -> None:

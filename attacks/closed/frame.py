@@ -97,6 +97,17 @@ def uploaded(update: Mapping[str, Tensor], names: Iterable[str], attack: str) ->
     return tensors
 
 
+def refuse_frozen(model: nn.Module, names: Iterable[str], attack: str) -> None:
+    """Raise, before a round, where tensors are not trained whose gradient an attack reads."""
+    trained = {name for name, tensor in model.named_parameters() if tensor.requires_grad}
+    missing = [name for name in names if name not in trained]
+    if missing:
+        raise AttackError(
+            f"{attack} needs the gradient of {' and '.join(missing)}, which nobody trains in this "
+            f"federation (train.trainable, or a defense that freezes a part)."
+        )
+
+
 @dataclass(frozen=True)
 class Hidden:
     """Places whose gradient one unknown embedding took (MJP): of them only its sum is known, so one

@@ -105,6 +105,11 @@ class Fishing(Manoeuvre):
             raise SpecError("fishing needs a linear head with one row per class.")
         if getattr(model, "head_dist", None) is not None:
             raise SpecError("fishing needs one head, and this model averages two.")
+        if not any(p.requires_grad for n, p in model.named_parameters() if n not in names):
+            raise SpecError(
+                "fishing leaves one picture in the gradient of what is before the head, and nobody "
+                "trains anything there (train.trainable)."
+            )
         if classes < 2:
             raise SpecError("fishing needs two classes or more: with one there is no gradient.")
         if self.target is not None and self.target >= classes:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.anatomy import head_names
+from fedsim.core.anatomy import head_names, layer_of
 from fedsim.core.learning import Protocol
 
 _RANGE = 60.0  # nats between the ends of the interval; e^-87 is the least normal float32
@@ -157,7 +157,7 @@ def first_theta(projections: Tensor, batch: int) -> float:
 def features_of(model: nn.Module, images: Tensor, protocol: Protocol) -> Tensor:
     """What the head of a model is fed, (N, D), for images in [0, 1]."""
     fed: list[Tensor] = []
-    head = model.get_submodule(head_names(model)[0].rpartition(".")[0])
+    head = layer_of(model, head_names(model)[0])
     hook = head.register_forward_pre_hook(lambda module, inputs: fed.append(inputs[0].detach()))
     try:
         for some in images.split(_AT_ONCE):

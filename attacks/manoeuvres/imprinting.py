@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from fedsim.core.anatomy import vit_parts
 from fedsim.core.errors import AttackError, ModelError, SpecError
 from fedsim.core.observation import Public
+from fedsim.core.trainable import adapted_layers
 
 CONSTANT = 4.0  # of comparable size to all the rest of a token
 AMPLITUDE = 0.1  # of the pixels' coefficients: a token's size then depends little on its patch
@@ -208,6 +209,10 @@ def check_transformer(model: nn.Module, public: Public) -> None:
         raise SpecError(f"imprint needs a Vision Transformer: {error}") from error
     if not isinstance(model, timm_vit.VisionTransformer) or hasattr(model, "dist_token"):
         reason = f"a {kind} is not timm's plain VisionTransformer"
+    elif adapted_layers(model):
+        reason = "it has LoRA adapters, whose gradients are not those of the layers they are on"
+    elif frozen := _frozen(model):
+        reason = f"it reads the gradient of {frozen}, which nobody trains (train.trainable)"
     elif parts.position is None:
         reason = "it has no learnable position embedding to write places into"
     elif model.get_parameter(parts.patch_weight).shape[1] != 3:
@@ -227,6 +232,13 @@ def check_transformer(model: nn.Module, public: Public) -> None:
         reason = reason or _noisy(model, public)
     if reason:
         raise SpecError(f"imprint cannot work on this model: {reason}; take a plain timm ViT.")
+
+
+def _frozen(model: Any) -> str:
+    """A layer whose gradient holds the bins, and that is not trained."""
+    names = [f"blocks.{at}.mlp.fc1.weight" for at in range(len(model.blocks))]
+    parameters = dict(model.named_parameters())
+    return next((n for n in names if n in parameters and not parameters[n].requires_grad), "")
 
 
 def _unlike(block: Any) -> str:

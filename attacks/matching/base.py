@@ -8,6 +8,7 @@ match, and the client that is simulated.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from torch import nn
 
 from fedsim.attacks.matching.budget import BudgetParameters
 from fedsim.attacks.matching.derivatives import DerivativeParameters
+from fedsim.attacks.matching.epochs import agreement, partnered
 from fedsim.attacks.matching.label_rule import LabelParameters
 from fedsim.attacks.matching.matcher import refuse_way
 from fedsim.attacks.matching.objectives import Objective, is_scale_free, objective_of
@@ -35,7 +37,7 @@ SHARED_PARAMETERS = (
     *("steps", "lr", "seeds", "optimizer", "schedule", "warmup", "langevin", "engine"),
     *("precision", "compiled", "box", "init", "labels", "parts", "blocks", "masked"),
     *("adaptive", "local", "pictures", "patience", "checkpoint_seconds"),
-    *("keep", "without", "without_blocks"),
+    *("keep", "without", "without_blocks", "order", "agree"),
 )
 
 
@@ -105,16 +107,26 @@ class MatchingAttack(
     ) -> Reconstruction:
         task = self.task(view, device)
         problem, wanted = task.problem, task.wanted
-        best = search_stages(self.stages(task), task, lambda: self.terms(problem), progress)
+        best = search_stages(self.stages(task), task, lambda: self._all_terms(problem), progress)
         labels = best.labels.argmax(-1) if best.labels.is_floating_point() else best.labels
+        images = best.images
+        if problem.copies > 1:
+            labels = labels[: problem.count // problem.copies]
+            images = partnered(images, labels, problem.copies)
+        if words := _in_steps(problem, best.trace):
+            best.notes.append(words)
         return Reconstruction(
-            images=problem.pixels(best.images)[:wanted].cpu(),
+            images=problem.pixels(images)[:wanted].cpu(),
             labels=labels[:wanted].cpu(),
             loss=best.loss,
             trace=best.trace,
             film={step: problem.pixels(frame)[:wanted].cpu() for step, frame in best.film.items()},
             notes=[*problem.notes, *task.matcher.notes, *best.notes],
         )
+
+    def _all_terms(self, problem: Problem) -> list[Term]:
+        together = [agreement(self.agree, problem.copies)] if problem.copies > 1 else []
+        return [*self.terms(problem), *together]
 
     def task(self, view: View, device: torch.device) -> Task:
         """What is to be matched, with which labels, and by which matcher."""
@@ -139,3 +151,18 @@ class MatchingAttack(
         ordered = [*SHARED_PARAMETERS, *(name for name in names if name not in SHARED_PARAMETERS)]
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in ordered)
         return f"{type(self).__qualname__}({values})"
+
+
+def _in_steps(problem: Problem, trace: Sequence[tuple[int, float]]) -> str:
+    """How hard several simulated steps were to match: what a reader of a poor picture must know."""
+    if problem.local != "unroll" or len(problem.batches) < 2 or len(trace) < 2:
+        return ""
+    once = problem.count // problem.copies
+    apart = f", searched apart in {problem.copies} epochs," if problem.copies > 1 else ""
+    first, last = trace[0][1], min(loss for _, loss in trace)
+    share = f"to {last / first:.0%} of its start" if first > 0 else f"to {last:.3g}"
+    return (
+        f"{len(problem.batches)} local steps on {once} unknown pictures{apart} were simulated in "
+        f"an order that only the client knows; the loss fell {share} in {trace[-1][0]} steps of "
+        f"the search: no clear picture at this budget is no proof that there is none"
+    )

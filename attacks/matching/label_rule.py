@@ -23,10 +23,10 @@ class LabelParameters:
 
     def find_labels(self, problem: Problem, seeds: int) -> Tensor:
         """Labels (S, B) for every seed, or the logits of soft ones (S, B, C)."""
-        view, count = problem.view, problem.count
+        view, count = problem.view, problem.count // problem.copies
         if self.labels == "joint":
             coin = view.coin("labels")
-            soft = torch.randn(seeds, count, _classes(problem.model), generator=coin)
+            soft = torch.randn(seeds, problem.count, _classes(problem.model), generator=coin)
             return soft.to(problem.device)
         left = labels_left(view)
         if view.grants("oracle_labels"):
@@ -41,8 +41,9 @@ class LabelParameters:
                 self.labels,
                 protocol=view.known_protocol(),
                 steps=len(problem.batches),
+                epochs=problem.epochs,
             )
-        return labels.to(problem.device).expand(seeds, -1)
+        return labels.to(problem.device).repeat(problem.copies).expand(seeds, -1)
 
 
 def _classes(model: nn.Module) -> int:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsim.core.anatomy import VitParts, found_in, head_names, vit_parts
+from fedsim.core.anatomy import NORMS, VitParts, found_in, head_names, vit_parts
 from fedsim.core.errors import AttackError, ModelError
 
 Part = Literal["embeddings", "attention", "mlp", "norm", "head", "other"]
@@ -69,7 +68,7 @@ def _by_build(model: nn.Module, parts: VitParts) -> Callable[[str, bool], Part]:
 
     def component(name: str, inside: bool) -> Part:
         owner = name.rpartition(".")[0]
-        if isinstance(modules[owner], _NORMS) or "Norm" in type(modules[owner]).__name__:
+        if isinstance(modules[owner], NORMS) or "Norm" in type(modules[owner]).__name__:
             return "norm"
         if not inside:
             return "other"
@@ -79,9 +78,6 @@ def _by_build(model: nn.Module, parts: VitParts) -> Callable[[str, bool], Part]:
         return "attention" if attends or name.removeprefix(f"{block}.") in inner else "mlp"
 
     return component
-
-
-_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _BatchNorm)
 
 
 def _ends(path: str, start: int) -> list[int]:

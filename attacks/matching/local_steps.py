@@ -111,7 +111,7 @@ class UnrolledMatcher(Matcher):
             on_gradient = _clipped_adjoint(on_memory, whole, self.protocol.clip)
             on_theta = [t.add(m, alpha=decay) for t, m in zip(on_theta, on_memory, strict=True)]
             on_memory = [m * momentum for m in on_memory]
-            e = self.step / norm_of([g[None] for g in on_gradient]).clamp(min=1e-30)
+            e = self.step / norm_of([g[None] for g in on_gradient])[0].clamp(min=1e-30)
             moved = [t + e * g for t, g in zip(theta, on_gradient, strict=True)]
             self.tape.replay(choices)
             shifted, shifted_inner = self._pass(moved, x, y, rows, searched)

@@ -309,7 +309,7 @@ def classification_loss(logits: Tensor, labels: Tensor, loss: Loss | None = None
 
 def norm_of(layers: Sequence[Tensor]) -> Tensor:
     """The global norm over all layers (S, ...), by seed: (S,)."""
-    norms = [torch.linalg.vector_norm(layer.flatten(1), dim=1) for layer in layers]
+    norms = [torch.linalg.vector_norm(layer.reshape(len(layer), -1), dim=1) for layer in layers]
     return torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
 

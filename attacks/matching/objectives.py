@@ -166,7 +166,7 @@ class Tag:
     def __call__(self, gradients: Sequence[Tensor], target: Target) -> Distance:
         base = SquaredL2()(gradients, target)
         differences = [g - t for g, t in zip(base.gradients, target.tensors, strict=True)]
-        absolute = torch.stack([d.flatten(1).abs().sum(1) for d in differences]).sum(0)
+        absolute = torch.stack([_by_seed(d).abs().sum(1) for d in differences]).sum(0)
         extra = [d.sign_().mul_(self.alpha) for d in differences]
         count = sum(t.numel() for t in target.tensors)
         norm = base.norm + self.alpha * count**0.5  # a bound: it only sets a step size
@@ -226,11 +226,16 @@ def along(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
+def _by_seed(layer: Tensor) -> Tensor:
+    """A layer (S, ...) as rows (S, N); a temperature, for one, is a single number of no shape."""
+    return layer.reshape(len(layer), -1)
+
+
 def _residuals(gradients: Sequence[Tensor], target: Target) -> Tensor:
     """|g_l - t_l|^2 by layer and seed, (L, S); never as a difference of large numbers."""
     pairs = zip(gradients, target.flat, strict=True)
     return torch.stack(
-        [torch.linalg.vector_norm(g.flatten(1) - t, dim=1) for g, t in pairs]
+        [torch.linalg.vector_norm(_by_seed(g) - t, dim=1) for g, t in pairs]
     ).square()
 
 
@@ -238,7 +243,7 @@ def _squares_and_dots(gradients: Sequence[Tensor], target: Target) -> tuple[Tens
     """|g_l|^2 and <g_l, t_l> by layer and seed, (L, S), both while a layer is in the cache."""
     norms, dots = [], []
     for gradient, wanted in zip(gradients, target.flat, strict=True):
-        flat = gradient.flatten(1)
+        flat = _by_seed(gradient)
         norms.append(torch.linalg.vector_norm(flat, dim=1))
         dots.append(flat @ wanted)
     return torch.stack(norms).square(), torch.stack(dots)

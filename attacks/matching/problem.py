@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.labels import batch_size_from_rank
-from fedsim.attacks.matching.ranges import Count
+from fedsim.attacks.matching.epochs import spread_rows
+from fedsim.attacks.matching.ranges import Count, Weight
 from fedsim.core.defense import Informed
 from fedsim.core.epochs import epoch_rows, samples_of_epoch
 from fedsim.core.errors import AttackError
@@ -47,6 +48,13 @@ class Problem:
     labels: Tensor | None = None  # (B,), once they are read and where they are not searched
     notes: list[str] = field(default_factory=list)
     undo: Callable[[Tensor], Tensor] | None = None  # from the network's input to the pictures
+    copies: int = 1  # of every picture, one for each epoch where they are searched apart
+
+    @property
+    def epochs(self) -> int:
+        """How often the client goes over what it has, as far as that is known."""
+        known = self.view.grants("local_steps") and self.update.kind is Upload.DELTA
+        return (self.view.local_steps[1] or 1) if known else 1
 
     @property
     def clipped(self) -> bool:
@@ -80,13 +88,17 @@ class Problem:
 class ClientParameters:
     """``masked``: match only what is not zero in the update; ``adaptive``: use what is known of the
     client's defenses; ``local``: how several local steps are simulated; ``pictures``: how many
-    images to find, where the protocol does not tell.
+    images to find, where the protocol does not tell. ``order``: of pictures over epochs, which
+    only the client knows: ``fixed`` assumes one for all epochs, ``free`` searches each epoch's
+    pictures apart, held together by a prior of the weight ``agree`` (see `epochs`).
     """
 
     masked: bool = False
     adaptive: bool = True
     local: LocalName = "auto"
     pictures: Count | None = None
+    order: Literal["fixed", "free"] = "fixed"
+    agree: Weight = 0.1
 
     def problem(self, view: View, device: torch.device) -> Problem:
         """The problem that the update poses, as far as the view tells."""
@@ -103,6 +115,10 @@ class ClientParameters:
             pictures = len(view.oracle_labels)
         batches = _batches(view, update, size, pictures)
         local = _simulation(self.local, view, update, len(batches), notes)
+        copies = self._copies(view, update, local, notes)
+        if copies > 1:
+            once = max(max(rows) for rows in batches) + 1
+            batches = spread_rows(once, size, copies)
         count = pictures or size
         if local != "single":
             count = max(max(rows) for rows in batches) + 1
@@ -112,7 +128,21 @@ class ClientParameters:
             *(view, device, model, update, side, count, batches, local, masked),
             notes=notes,
             undo=informed.undo,
+            copies=copies,
         )
+
+    def _copies(self, view: View, update: Update, local: Simulation, notes: list[str]) -> int:
+        """How often every picture is searched; a note where several epochs are not simulated."""
+        if update.kind is Upload.GRADIENT or not view.grants("local_steps"):
+            return 1
+        epochs = view.local_steps[1] or 1
+        protocol = view.known_protocol()
+        if epochs == 1 or (protocol is not None and protocol.augment):
+            return 1
+        if local != "unroll":
+            notes.append(f"{epochs} epochs are seen as one gradient, which has no order")
+            return 1
+        return epochs if self.order == "free" else 1
 
 
 def refuse_local(local: LocalName, spec: Spec, *, feels_size: bool) -> None:

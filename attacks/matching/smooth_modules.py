@@ -18,7 +18,7 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsim.core.anatomy import found_in
+from fedsim.core.anatomy import found_in, layer_of
 
 
 class KinkTape:
@@ -134,4 +134,4 @@ def _projections(model: nn.Module) -> list[nn.Module]:
     found = found_in(model)
     if found is None:
         return [module.proj for module in model.modules() if isinstance(module, PatchEmbed)]
-    return [model.get_submodule(found.vit.patch_weight.rpartition(".")[0])] if found.vit else []
+    return [layer_of(model, found.vit.patch_weight)] if found.vit else []

@@ -38,7 +38,7 @@ from fedsim.cluster.session import ray_session, refuse_silence
 from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.files import read_json, write_json
 from fedsim.core.metrics import METRICS
-from fedsim.core.observation import is_finite
+from fedsim.core.observation import is_finite, recorded_classes
 from fedsim.core.run import (
     Run,
     address_of,
@@ -57,6 +57,7 @@ from fedsim.scoring.identification import identification_of
 from fedsim.scoring.lineup import chances
 from fedsim.scoring.scores import failures, results_of, score_jobs
 from fedsim.scoring.statistics import compare, over_rounds, population
+from fedsim.scoring.unscored import name_misdeclared, unscored, witnessed
 from fedsim.scoring.verdict import asked_of, summarise
 from fedsim.scoring.vigilance import noticed, refused_in, server_account
 
@@ -161,21 +162,22 @@ def conclude(
     """Scores, summary and report from what the run directory holds; returns the report's path."""
     from fedsim.report import write_report
 
-    if run.deployed and not run.vault.is_dir():
+    spec = run.spec
+    if run.deployed and spec.captured is None and not run.vault.is_dir():
         raise RunError(
             f"the truth of '{run.root}' is with its clients; gather their vaults: fedsim score "
             f"{run.root} --vault DIR --vault DIR -o DIR."
         )
     Vault(run.vault).keys.require()
-    spec = run.spec
     jobs = jobs_of(run, spec, victims(spec))
+    scored = [job for job in jobs if spec.captured is None or witnessed(run, job)]
     with (watch or Silent()).scoring():
         if run.classes is not None and spec.audit.gallery:  # its server had no data set to look in
             _note_skipped(run, spec)
-        if run.classes is not None:
+        if run.classes is not None and spec.captured is None:
             _note_shared(run, spec, "and its attacks had them")
         identification = identification_of(spec)
-        scores = score_jobs(run, jobs, identification.gallery)
+        scores = score_jobs(run, scored, identification.gallery)
         run.write_table("scores", scores, parquet=True)
         labels, baseline = [label for label, _ in labelled_attacks(spec)], baseline_label(spec)
         failed = failures(jobs)
@@ -187,7 +189,11 @@ def conclude(
             failed,
             chances(run, jobs, scores, identification.gallery),
             asked_of(spec, refused_in(run)),
+            _classes(run),
+            unscored=unscored(run, jobs) if spec.captured is not None and not scored else None,
         )
+        if spec.captured is not None:
+            name_misdeclared(run, scores, verdicts)
         guesses = {e["attack"] for e in verdicts if not e.get("looked", True)} - {baseline}
         summary = {
             "name": spec.name,
@@ -317,6 +323,12 @@ def _note_shared(run: Run, spec: Spec, outcome: str) -> None:
     words = found.words(outcome) if found is not None else None
     if words is not None:
         run.note("surrogate_shared", words)
+
+
+def _classes(run: Run) -> int | None:
+    """Of how many classes the pictures are; None where no observation tells."""
+    told = (recorded_classes(path) for path in list_observations(run.observations))
+    return next((classes for classes in told if classes is not None), None)
 
 
 def _ledgers(run: Run, jobs: list[Job]) -> dict[str, list[str]]:

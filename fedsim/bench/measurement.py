@@ -34,7 +34,7 @@ from fedsim.core.text import encoded
 from fedsim.defenses.applied import declared
 from fedsim.report.headline import baseline_of
 from fedsim.scoring.budgets import budgets
-from fedsim.scoring.recovery import FLAT, FLAT_SSIM
+from fedsim.scoring.recovery import FLAT, FLAT_ORIGINAL, FLAT_SSIM, ORIGINAL
 
 Told = Callable[[int, int, str], None]  # cells done, of how many, which
 
@@ -161,7 +161,8 @@ def _columns() -> list[str]:
     return [
         *("attack", "round", "client", "image", "trial", "seconds"),
         *METRICS,
-        *("identified", "label_true", "label_recovered", "picture", FLAT, FLAT_SSIM, "digest"),
+        *("identified", "label_true", "label_recovered", "picture"),
+        *(ORIGINAL, FLAT_ORIGINAL, FLAT, FLAT_SSIM, "digest"),
     ]
 
 

@@ -4,6 +4,7 @@ name."""
 
 from __future__ import annotations
 
+import fedsim.core.environment  # noqa: F401  before Flower or Ray is imported
 from fedsim.campaign.granted_truth import secrets_of
 from fedsim.campaign.jobs import Handout, Job, LessonJob
 from fedsim.campaign.plan import Plan, jobs_of, labelled_attacks, lessons_of, prepare, victims

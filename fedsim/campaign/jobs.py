@@ -39,6 +39,7 @@ from fedsim.core.knowledge import (
     View,
     granted_by,
 )
+from fedsim.core.learning import Protocol
 from fedsim.core.ledger import Ledger
 from fedsim.core.manoeuvre import Isolated
 from fedsim.core.notebook import Notebook
@@ -224,8 +225,10 @@ def _announced(
     if defenses and "defenses" not in granted:
         model = announced(public) if "architecture" in granted else torch.nn.Identity()
         return Announced(partial(copy.deepcopy, model))
+    # The part of the protocol that the model is built by, and no more: a closure holds it.
+    part = Protocol(trainable=public.protocol.trainable, lora=public.protocol.lora)
     parts = public.architecture, public.num_classes, public.image_size
-    return Announced(partial(built, *parts, defenses), partial(countered, update, defenses))
+    return Announced(partial(built, *parts, defenses, part), partial(countered, update, defenses))
 
 
 def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) -> Lesson:
@@ -298,7 +301,7 @@ def _check(result: Reconstruction, observation: Observation) -> None:
         raise AttackError(
             f"the attack returned images of shape {shape}, not (B, 3, {side}, {side})"
         )
-    if not len(result.images):
+    if not len(result.images) and result.features is None:
         raise AttackError("the attack returned no picture.")
     if not bool(torch.isfinite(result.images).all()):
         raise AttackError("the attack returned pixels that are not finite.")
@@ -312,6 +315,8 @@ def refuse_surplus(result: Reconstruction, most: int) -> None:
     counts = {"pictures": len(result.images), "labels": 0}
     if result.labels is not None:
         counts["labels"] = result.labels.numel()
+    if result.features is not None:
+        counts["features"] = len(result.features)
     for what, count in counts.items():
         if count > most:
             raise AttackError(

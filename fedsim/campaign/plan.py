@@ -83,7 +83,7 @@ def prepare(spec: Spec, classes: int | None = None, *, willing: bool = False) ->
     _check_generator(spec, classes)
     model = build_model(
         spec.model, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed,
-        prepare=partial(prepared, defenses=defenses),
+        prepare=partial(prepared, defenses=defenses, train=spec.train, seed=spec.seed),
     )  # fmt: skip
     public = Public.of(spec, classes)
     initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -201,7 +201,7 @@ def victims(spec: Spec) -> list[tuple[int, int]]:
         coin = np.random.default_rng([spec.seed, 11, round_])
         orders.append([(round_, int(c)) for c in coin.permutation(spec.cohort(round_))])
     wanted = spec.audit.victims or sum(len(order) for order in orders)
-    spread = [order[i] for i in range(spec.cohort_size) for order in orders]
+    spread = [order[i] for i in range(spec.cohort_size) for order in orders if i < len(order)]
     return sorted(spread[:wanted])
 
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import typer
 
+import fedsim.core.environment  # noqa: F401  before Flower or Ray is imported
 from fedsim.cli import assets, cluster, deployment, inspection, runs
 from fedsim.cli.shared import err
 from fedsim.cli.signals import Asked, Stopped, stoppable

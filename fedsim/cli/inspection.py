@@ -15,8 +15,10 @@ from fedsim.cli.shared import (
     Overrides,
     SpecArgument,
     Trust,
+    captured_target,
     checked_spec,
     err,
+    is_captured,
     out,
     tell_findings,
 )
@@ -39,7 +41,11 @@ def lint(
     """What is certain to leak, without a round: exit code 5 (certain), 4 (likely) or 0."""
     from fedsim.lint import lint as check
 
-    result = check(checked_spec(spec, overrides), ignore or [], trust=trust)
+    if spec and is_captured(spec):
+        checked, trust = captured_target(spec, overrides, None, None, None, None, trust)[0], True
+    else:
+        checked = checked_spec(spec, overrides)
+    result = check(checked, ignore or [], trust=trust)
     if as_json:
         print(json.dumps(result.as_json(), indent=2))
     else:

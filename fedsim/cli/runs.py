@@ -17,7 +17,9 @@ from fedsim.cli.shared import (
     Resume,
     SpecArgument,
     Trust,
+    captured_target,
     component_of,
+    is_captured,
     opened,
     out,
     resumable,
@@ -43,19 +45,40 @@ def audit(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write events under DIR/tensorboard.")
     ] = False,
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option("--attack", help="Of a captured run: which attack; may be repeated."),
+    ] = None,
+    threat: Annotated[str | None, typer.Option(help="Of a captured run: A to E.")] = None,
+    vaults: Annotated[
+        list[Path] | None,
+        typer.Option("--vault", help="Of a captured run: what witnesses elsewhere kept."),
+    ] = None,
 ) -> None:
-    """Rounds, attacks, scores, verdict, report."""
+    """Rounds, attacks, scores, verdict, report; of a captured directory, all but the rounds."""
     from fedsim.audit.stages import audit as conduct
     from fedsim.audit.tensorboard import Events
 
-    checked, root = target(spec, overrides, output, resume, trust)
+    if spec and is_captured(spec) and resume is None:
+        checked, root = captured_target(spec, overrides, output, attacks, threat, vaults, trust)
+    elif attacks or threat or vaults:
+        raise SpecError(
+            "--attack, --threat and --vault are for a captured run: name its directory."
+        )
+    else:
+        checked, root = target(spec, overrides, output, resume, trust)
     watch = watch_for(as_json)
     with resumable(root, checked):
         if tensorboard:
-            run = conduct(checked, root, watch=(events := Events(watch, root)))
+            run = conduct(
+                checked,
+                root,
+                watch=(events := Events(watch, root)),
+                willing=checked.captured is not None,
+            )
             events.conclude(run)
         else:
-            run = conduct(checked, root, watch=watch)
+            run = conduct(checked, root, watch=watch, willing=checked.captured is not None)
     summary = run.summary
     if as_json:
         print(json.dumps(summary, indent=2))

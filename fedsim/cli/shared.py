@@ -58,11 +58,44 @@ def target(
     return checked, output or default_output(checked)
 
 
+def is_captured(spec: str) -> bool:
+    """Whether a directory is named in place of a spec."""
+    from fedsim import _is_directory
+
+    return "=" not in spec and _is_directory(spec)
+
+
+def captured_target(
+    directory: str,
+    overrides: list[str] | None,
+    output: Path | None,
+    attacks: list[str] | None,
+    threat: str | None,
+    vaults: list[Path] | None,
+    trust: bool,
+) -> tuple[Spec, Path]:
+    """The spec of a captured run, and where it is audited; a YAML file may stand before the
+    overrides."""
+    from fedsim.audit.captured import bring_truths, settled
+
+    changes = list(overrides or [])
+    source = changes.pop(0) if changes and Path(changes[0]).is_file() else None
+    changes += [f"threat={threat}"] if threat else []
+    named = [{"name": name} for name in attacks or []]
+    run, spec = settled(directory, source, changes, attacks=named, output=output, trust=trust)
+    with run.locked():
+        bring_truths(run, spec, vaults or [])
+    return spec, run.root
+
+
 def opened(directory: Path, trust: bool) -> Run:
     """The run of a directory, which names no code but ours unless it is trusted."""
+    from fedsim.audit.captured import is_own
     from fedsim.audit.trust import named_in, refuse_strangers
 
     run = Run.open(directory)
+    if is_own(run):
+        return run
     refuse_strangers(directory, named_in(run), trust=trust)
     return run
 
@@ -127,6 +160,7 @@ class resumable:  # noqa: N801 - reads as the statement it is
 
 def tell_verdicts(summary: dict[str, Any]) -> None:
     colours = {"LEAKS": "red", "PARTIAL": "yellow"}
+    colours |= {"NOT SCORED": "blue"}
     colours |= dict.fromkeys(["MIS-SPECIFIED", "INCOMPLETE"], "magenta")
     for entry in summary["verdicts"]:
         colour = colours.get(entry["verdict"], "cyan")

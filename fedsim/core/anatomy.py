@@ -7,10 +7,9 @@ dissected when it is built (`fedsim.core.dissection`), and remembers what was fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from timm.layers import PatchEmbed
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -40,15 +39,38 @@ class VitParts:
     head_bias: str | None
     grid: tuple[int, int]  # patches down, patches across
     patch_size: tuple[int, int]
-    prefix_tokens: int  # rows of the position embedding that belong to no patch
+    prefix_tokens: int  # rows of the position embedding before those of the patches
     unknown: str | None = None  # the embedding used where a position is hidden
     attention: FirstAttention | None = None
     # Where in a patch, channel first, each number that the projection reads lies; None: in order.
     layout: tuple[int, ...] | None = None
+    length: int | None = None  # tokens in all, where some have no position; None: no others
+    upright: bool = False  # positions lie as a picture's pixels do, (1, D, rows, columns)
+    # Whether what is added to the patches can be measured at work (`fedsim.core.dissection`), and
+    # whether patches are multiplied by a number before that.
+    measurable: bool = False
+    gained: bool = False
 
     @property
     def tokens(self) -> int:
         return self.grid[0] * self.grid[1]
+
+    @property
+    def sequence(self) -> int:
+        """Tokens that the first attention reads."""
+        return self.length or self.tokens + self.prefix_tokens
+
+    def rows_of(self, positions: Tensor) -> Tensor:
+        """The patches' rows (N, D) of a table of positions, or of its gradient: a view of it."""
+        if self.upright:
+            return positions.reshape(-1, self.tokens).T
+        rows = positions.reshape(-1, positions.shape[-1])
+        return rows[self.prefix_tokens : self.prefix_tokens + self.tokens]
+
+    def is_plain(self, positions: Tensor) -> bool:
+        """Whether a table of positions ends with the patches' rows, as timm's do."""
+        rows = positions.numel() // positions.shape[-1]
+        return not self.upright and rows == self.prefix_tokens + self.tokens
 
 
 @dataclass(frozen=True)
@@ -64,11 +86,16 @@ class Found:
 
     def within(self, name: str) -> Found:
         """The same, of a model that holds the dissected one as its module ``name``."""
+        return self.renamed(lambda inner: f"{name}.{inner}")
+
+    def renamed(self, there: Callable[[str], str]) -> Found:
+        """The same, of a model whose modules and parameters have other names."""
         weight, bias = self.head or ("", None)
-        head = (f"{name}.{weight}", bias and f"{name}.{bias}") if self.head else None
-        return replace(self, head=head, vit=self.vit and _moved(self.vit, f"{name}."))
+        head = (there(weight), bias and there(bias)) if self.head else None
+        return replace(self, head=head, vit=self.vit and _moved(self.vit, there))
 
 
+NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _BatchNorm)
 _FOUND = "_fedsim_found"  # on a model that was dissected; its copies have it too
 UNKNOWN = "unk_embed"  # last in the name of the embedding that stands where a position is hidden
 
@@ -91,11 +118,13 @@ def vit_parts(model: nn.Module) -> VitParts:
             raise ModelError(found.why)
         unknown = _named(dict(model.named_parameters()), UNKNOWN)
         return replace(found.vit, unknown=unknown)
+    from timm.layers import PatchEmbed  # seconds, which not everybody who learns needs to wait for
+
     embeds = [(n, m) for n, m in model.named_modules() if isinstance(m, PatchEmbed)]
     if not embeds:
         raise ModelError(f"a {type(model).__name__} has no patch embedding: it is no ViT.")
     name, embed = embeds[0]
-    projection = embed.proj
+    place, projection = bare(f"{name}.proj", embed.proj)
     if not isinstance(projection, nn.Conv2d):
         raise ModelError(f"the patch projection of {type(model).__name__} is no convolution.")
     if embed.grid_size is None:
@@ -108,9 +137,10 @@ def vit_parts(model: nn.Module) -> VitParts:
         prefix = parameters[position].shape[-2] - grid[0] * grid[1]
     head_weight, head_bias = _head(model)
     blocks = _blocks(model)
+    others = getattr(model, "num_prefix_tokens", None)  # timm's: registers have no position
     return VitParts(
-        patch_weight=f"{name}.proj.weight",
-        patch_bias=f"{name}.proj.bias" if projection.bias is not None else None,
+        patch_weight=f"{place}.weight",
+        patch_bias=f"{place}.bias" if projection.bias is not None else None,
         position=position,
         cls_token=_named(parameters, "cls_token"),
         blocks=blocks,
@@ -121,7 +151,21 @@ def vit_parts(model: nn.Module) -> VitParts:
         prefix_tokens=prefix,
         unknown=_named(parameters, UNKNOWN),
         attention=_first_attention(model, blocks),
+        length=grid[0] * grid[1] + others if isinstance(others, int) else None,
     )
+
+
+def own(name: str) -> bool:
+    """Whether a parameter or module is the model's own, and no adapter beside it."""
+    return not any(part.startswith("lora_") for part in name.split("."))
+
+
+def bare(name: str, module: nn.Module | None) -> tuple[str, nn.Module | None]:
+    """A layer without the adapter that may be around it, and its name."""
+    layer = getattr(module, "base_layer", None)
+    if not isinstance(layer, nn.Module):
+        return name, module
+    return bare(f"{name}.base_layer", layer)
 
 
 def tensor_of(model: nn.Module, name: str) -> Tensor:
@@ -132,24 +176,32 @@ def tensor_of(model: nn.Module, name: str) -> Tensor:
     return found
 
 
-def _moved(parts: VitParts, prefix: str) -> VitParts:
+def layer_of(model: nn.Module, weight: str) -> nn.Module:
+    """The layer that works with a weight, which may be uploaded under another name than its."""
+    tensor = model.get_parameter(weight)
+    owner = model.get_submodule(weight.rpartition(".")[0])
+    layers = (m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    return next((layer for layer in layers if layer.weight is tensor), owner)
+
+
+def _moved(parts: VitParts, rename: Callable[[str], str]) -> VitParts:
     def there(name: str | None) -> str | None:
-        return name and f"{prefix}{name}"
+        return name and rename(name)
 
     attention = parts.attention
     return replace(
         parts,
-        patch_weight=f"{prefix}{parts.patch_weight}",
+        patch_weight=rename(parts.patch_weight),
         patch_bias=there(parts.patch_bias),
         position=there(parts.position),
         cls_token=there(parts.cls_token),
-        blocks=tuple(f"{prefix}{block}" for block in parts.blocks),
+        blocks=tuple(rename(block) for block in parts.blocks),
         head_weight=there(parts.head_weight),
         head_bias=there(parts.head_bias),
         attention=attention
         and FirstAttention(
             there(attention.norm),
-            tuple(f"{prefix}{weight}" for weight in attention.weights),
+            tuple(rename(weight) for weight in attention.weights),
             tuple(map(there, attention.biases)),
         ),
     )
@@ -172,7 +224,7 @@ def _blocks(model: nn.Module) -> tuple[str, ...]:
 def _first_attention(model: nn.Module, blocks: tuple[str, ...]) -> FirstAttention | None:
     modules = dict(model.named_modules())
     norm, qkv = (f"{blocks[0]}.{name}" if blocks else "" for name in ("norm1", "attn.qkv"))
-    layer = modules.get(qkv)
+    qkv, layer = bare(qkv, modules.get(qkv))
     if not isinstance(layer, nn.Linear):
         return None
     before = norm if isinstance(modules.get(norm), nn.LayerNorm) else None
@@ -242,9 +294,9 @@ def _head(model: nn.Module) -> tuple[str, str | None]:
             )
         return found.head
     getter = getattr(model, "get_classifier", None)
-    head = getter() if getter is not None else None
+    head = bare("", getter() if getter is not None else None)[1]
     if not isinstance(head, nn.Linear):
-        linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+        linears = [m for n, m in model.named_modules() if isinstance(m, nn.Linear) and own(n)]
         if not linears:
             raise ModelError(f"{type(model).__name__} has no linear head.")
         head = linears[-1]

@@ -37,7 +37,8 @@ class Reconstruction:
 
     ``images`` (B, 3, H, W) in [0, 1], ``labels`` (B,) or None where it has no belief, ``loss`` its
     own measure of fit (which never uses the truth), ``trace`` that measure over time, ``film`` the
-    first images at a few of its steps, ``notes`` what a reader of the result must know.
+    first images at a few of its steps, ``features`` (B, D) what it believes the head read of them
+    (then there may be no images), ``notes`` what a reader of the result must know.
     """
 
     images: Tensor
@@ -48,6 +49,7 @@ class Reconstruction:
     ledger: list[str] = field(default_factory=list)
     seconds: float = 0.0
     film: dict[int, Tensor] = field(default_factory=dict)
+    features: Tensor | None = None
     observation: str = ""  # the checksum of what it was made from
     made_by: str = ""  # a hash of the job that made it: attack, parameters, trial and seed
     code: str = ""  # a hash of the attack's source, where its author is not us
@@ -58,6 +60,8 @@ class Reconstruction:
             tensors[f"film.{step}"] = (frame.detach().cpu().clamp(0, 1) * 255).round().byte()
         if self.labels is not None:
             tensors["labels"] = self.labels.detach().cpu().long().contiguous()
+        if self.features is not None:
+            tensors["features"] = self.features.detach().cpu().float().contiguous()
         about = {
             "loss": self.loss,
             "trace": self.trace,
@@ -80,13 +84,18 @@ class Reconstruction:
                 raise DamagedError("its images are not a batch of pictures.")
             if labels is not None and (labels.ndim != 1 or labels.dtype != torch.long):
                 raise DamagedError("its labels are not a list of classes.")
+            features = tensors.get("features")
+            if features is not None and (features.ndim != 2 or not features.is_floating_point()):
+                raise DamagedError("its features are not rows of numbers.")
             film = _film(tensors)
         except (DamagedError, OSError, KeyError, ValidationError) as error:
             raise RunError(
                 f"the reconstruction '{path}' is damaged ({type(error).__name__}); "
                 f"go on with `fedsim audit --resume` and it is made again."
             ) from error
-        return cls(images=images, labels=labels, film=film, **about.model_dump())
+        result = cls(images=images, labels=labels, film=film, **about.model_dump())
+        result.features = features
+        return result
 
 
 def _film(tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:

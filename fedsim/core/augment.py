@@ -30,6 +30,7 @@ REFUSED = {
     "TenCrop": "it makes several pictures of one",
 }
 _SLACK = 1e-3  # beyond [0, 1] that rounding explains
+_TRIES = 32  # of a transform before a round runs: it may leave most pictures alone
 
 
 class Shown(NamedTuple):
@@ -72,35 +73,56 @@ class Augmentation:
                     pictures, mixing = transform(pictures, mixing)
         return Shown(pictures.clamp(0, 1), mixing)
 
-    def _one(self, image: Tensor, seed: str) -> Tensor:
+    def _one(self, picture: Tensor, seed: str) -> Tensor:
         torch.manual_seed(seed_from(seed))
+        image = picture
         for transform in self.single:
             image = transform(image)
+        if image.shape != picture.shape:  # one that is left alone most of the time
+            raise SpecError(
+                f"train.augment makes {tuple(image.shape)} of a picture of {tuple(picture.shape)}; "
+                f"data.image_size says how large pictures are."
+            )
         return image
 
 
 def check_augmentation(components: Sequence[Mapping[str, Any]], side: int) -> None:
     """Refuse a transform that does not exist, does not take its parameters, or does not make one
-    picture of one picture, before a round runs."""
+    picture of one picture, before a round runs; each is tried with several coins, always the same.
+    """
     grey = torch.linspace(0, 1, side).expand(1, 3, side, side).contiguous()
     augmentation = Augmentation.of(components, side)
     singles = [c["name"] for c in components][: len(augmentation.single)]
     for name, transform in zip(singles, augmentation.single, strict=True):
-        try:
-            with torch.random.fork_rng(devices=[]):
-                shown = transform(grey[0])
-        except Exception as error:  # whatever a transform says of pictures that it cannot take
-            raise SpecError(f"train.augment: {name} does not take a picture: {error}.") from error
-        if not isinstance(shown, Tensor) or shown.shape != grey.shape[1:]:
-            found = tuple(shown.shape) if isinstance(shown, Tensor) else type(shown).__name__
-            raise SpecError(
-                f"train.augment: {name} makes {found} of a picture of {tuple(grey.shape[1:])}; "
-                f"data.image_size says how large pictures are."
-            )
-        if not shown.is_floating_point() or not _in_range(shown):
-            raise SpecError(
-                f"train.augment: {name} leaves the range [0, 1] that pictures are given in."
-            )
+        with torch.random.fork_rng(devices=[]):
+            for coin in range(_TRIES):
+                torch.manual_seed(coin)
+                _refuse_unfit(name, transform, grey[0])
+
+
+def _refuse_unfit(name: str, transform: Any, picture: Tensor) -> None:
+    """Raise where a transform, as its coin falls, does not make a picture of a picture."""
+    try:
+        shown = transform(picture)
+    except Exception as error:  # whatever a transform says of pictures that it cannot take
+        raise SpecError(
+            f"train.augment: {name} does not take a picture: {_said(error)}."
+        ) from error
+    if not isinstance(shown, Tensor) or shown.shape != picture.shape:
+        found = tuple(shown.shape) if isinstance(shown, Tensor) else type(shown).__name__
+        raise SpecError(
+            f"train.augment: {name} makes {found} of a picture of {tuple(picture.shape)}; "
+            f"data.image_size says how large pictures are."
+        )
+    if not shown.is_floating_point() or not _in_range(shown):
+        raise SpecError(
+            f"train.augment: {name} leaves the range [0, 1] that pictures are given in."
+        )
+
+
+def _said(error: Exception) -> str:
+    """The first line of what an error says."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
 
 
 def _in_range(image: Tensor) -> bool:
@@ -117,13 +139,18 @@ def _mixes(component: Mapping[str, Any]) -> bool:
     inner = component.get("transforms")
     if component.get("name") not in CHOICES or not isinstance(inner, list):
         return component.get("name") in MIXERS
-    kinds = {_mixes(one) for one in inner}
+    kinds = {_mixes(_named(one)) for one in inner}
     if len(kinds) > 1:
         raise SpecError(
             f"train.augment: {component['name']} has transforms of single pictures and of batches; "
             f"choose among one kind."
         )
     return kinds == {True}
+
+
+def _named(one: Any) -> Mapping[str, Any]:
+    """A transform inside another: a mapping, or its name alone."""
+    return one if isinstance(one, Mapping) else {"name": one}
 
 
 def _built(component: Mapping[str, Any], side: int) -> Any:
@@ -156,13 +183,15 @@ def _built(component: Mapping[str, Any], side: int) -> Any:
     try:
         return make(**params)
     except Exception as error:  # whatever a transform says of numbers that it cannot take
-        raise SpecError(f"train.augment: {name} does not take its parameters: {error}.") from error
+        raise SpecError(
+            f"train.augment: {name} does not take its parameters: {_said(error)}."
+        ) from error
 
 
 def _value(key: str, value: Any, default: Any, side: int) -> Any:
     """A parameter as torchvision takes it: transforms inside, and names in the place of enums."""
     if key == "transforms" and isinstance(value, list):
-        return [_built(one if isinstance(one, Mapping) else {"name": one}, side) for one in value]
+        return [_built(_named(one), side) for one in value]
     if isinstance(default, Enum) and isinstance(value, str):
         kind = type(default)
         known = [str(one.value) for one in kind]

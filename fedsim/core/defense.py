@@ -61,6 +61,11 @@ class Defense:
         """Change the architecture or what is trained; known to client and server alike."""
         return model
 
+    def check_trained(self, model: nn.Module) -> None:
+        """Refuse a model that trains nothing of what the defense protects; one that acts on
+        whatever is uploaded has nothing to refuse."""
+        return
+
     def choose(self, labels: np.ndarray, size: int, coin: np.random.Generator) -> np.ndarray | None:
         """Which samples of its shard, by their labels, a client draws for a batch of ``size``; None
         leaves it to chance."""
@@ -95,6 +100,12 @@ class Defense:
     def keep_back(self, before: Update, after: Update) -> dict[str, Tensor]:
         """What the client keeps of this round, for `recall` in its next."""
         return {}
+
+    def without_noise(self) -> tuple[Defense, float] | None:
+        """Where Gaussian noise is the last thing that happens to an update: the defense without it,
+        and the deviation of the noise; None otherwise. Whoever does not know the client's coins can
+        still tell whether that is the noise."""
+        return None
 
     def encoded_bytes(self, update: Update) -> int | None:
         """The bytes of the upload when it is encoded as this defense allows; None where the defense

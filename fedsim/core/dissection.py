@@ -10,73 +10,110 @@ model's.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedsim.core.anatomy import FirstAttention, Found, VitParts, blocks_of
 from fedsim.core.errors import ModelError
+from fedsim.core.passage import (
+    CLOSE,
+    Call,
+    Projection,
+    alike,
+    distinct,
+    picture_of,
+    projection_in,
+    watched,
+)
 
 _MOST_PREFIX = 16  # tokens that belong to no patch: class, distillation, registers
-_CLOSE = 1e-5
 
 
 @dataclass(frozen=True)
-class _Call:
-    """One layer at work: what it read and what it gave."""
+class _Seen:
+    """Two pictures on their way through the same model: the projection of each, and its calls
+    after that."""
 
-    name: str
-    module: nn.Module
-    read: Tensor
-    gave: Tensor
+    projections: tuple[Projection, Projection]
+    later: tuple[Sequence[Call], Sequence[Call]]
 
 
 @dataclass(frozen=True)
-class _Projection:
-    """The layer that reads patches: its tokens (N, D), their grid, and how a patch is read."""
+class Added:
+    """What a model makes of its patches' tokens before it reads them: they are multiplied by
+    ``gain``, and ``positions`` (N, D) are added."""
 
-    call: _Call
-    tokens: Tensor
-    grid: tuple[int, int]
-    patch: tuple[int, int]
-    layout: tuple[int, ...] | None = None
+    gain: float
+    positions: Tensor
 
 
 def dissect(model: nn.Module, side: int) -> Found:
-    """What one picture of this ``side`` shows of a model; the model is left as it was."""
-    twin = _distinct(model)
-    picture = _picture(side)
-    with _watched(twin) as calls:
+    """What two pictures of this ``side`` show of a model; the model is left as it was."""
+    twin = distinct(model)
+    picture = picture_of(side)
+    with watched(twin, picture) as calls:
         logits = _logits(twin, picture, "")
-    head, classes, vit, why = _head(calls, logits), int(logits.shape[1]), None, ""
+    head, classes, vit, why = _head(twin, calls, logits), int(logits.shape[1]), None, ""
     try:
-        vit = _vit(twin, calls, picture, head)
+        vit = _vit(twin, _seen(twin, side, calls), head)
     except ModelError as error:
         why = str(error)
     return Found(head, classes, vit, why, _tosses(twin, picture))
 
 
-def _vit(
-    model: nn.Module, calls: Sequence[_Call], picture: Tensor, head: tuple[str, str | None] | None
-) -> VitParts:
-    name = type(model).__name__
-    projection = _projection(calls, picture)
-    if projection is None:
+def added(model: nn.Module, side: int) -> Added | None:
+    """What a model adds to its patches with the weights that it has; None where what it does to
+    them is more than that."""
+    twin = copy.deepcopy(model).cpu().float().eval()
+    picture = picture_of(side)
+    try:
+        with watched(twin, picture) as calls:
+            _logits(twin, picture, "")
+        return _reading(_seen(twin, side, calls), attends=_attends(twin))[2]
+    except ModelError:
+        return None
+
+
+def _seen(model: nn.Module, side: int, calls: Sequence[Call]) -> _Seen:
+    """Beside the calls for the first picture, those for another."""
+    name, pictures = type(model).__name__, (picture_of(side), picture_of(side, 1))
+    first = projection_in(calls, pictures[0])
+    if first is None:
         raise ModelError(f"a {name} has no layer that reads patches of a picture: it is no ViT.")
-    later = calls[calls.index(projection.call) + 1 :]
-    sequence = _sequence(later, projection, attends=_attends(model))
+    with watched(model, pictures[1]) as again:
+        _logits(model, pictures[1], "")
+    second = projection_in(again, pictures[1])
+    if second is None or second.call.name != first.call.name:
+        raise ModelError(f"a {name} reads the patches of each picture otherwise: it is no ViT.")
+    later = (calls[calls.index(first.call) + 1 :], again[again.index(second.call) + 1 :])
+    return _Seen((first, second), later)
+
+
+def _vit(model: nn.Module, seen: _Seen, head: tuple[str, str | None] | None) -> VitParts:
+    projection, later = seen.projections[0], seen.later[0]
+    sequence, start, summed = _reading(seen, attends=_attends(model))
     if sequence is None:
-        raise ModelError(f"nothing in a {name} reads its patches as a sequence: it is no ViT.")
-    state = dict(model.named_parameters()) | dict(model.named_buffers())
-    position, prefix = _position(state, sequence, projection)
-    module, place = projection.call.module, projection.call.name
+        raise ModelError(
+            f"nothing in a {type(model).__name__} reads its patches as a sequence: it is no ViT."
+        )
+    place, module = projection.call.name, projection.call.module
+    uploaded = _uploaded(model)
+    if id(module.weight) not in uploaded:
+        raise ModelError(
+            f"the weights of '{place}', which reads a {type(model).__name__}'s patches, are made "
+            f"of other parameters: what is uploaded is the gradient of those."
+        )
+    position, prefix, upright = _position(model, summed, projection)
+    if position is None:  # in the sequence, of which patches may not be the first
+        prefix = start
     return VitParts(
-        patch_weight=f"{place}.weight",
-        patch_bias=f"{place}.bias" if module.bias is not None else None,
+        patch_weight=uploaded[id(module.weight)],
+        patch_bias=uploaded.get(id(module.bias)),
         position=position,
         cls_token=_class_token(model, projection.tokens.shape[1]),
         blocks=blocks_of(model),
@@ -85,17 +122,37 @@ def _vit(
         grid=projection.grid,
         patch_size=projection.patch,
         prefix_tokens=prefix,
-        attention=_attention(later, sequence),
+        attention=_attention(model, later, sequence),
         layout=projection.layout,
+        length=len(sequence),
+        upright=upright,
+        measurable=position is None and summed is not None and bool(summed.positions.any()),
+        gained=summed is not None and summed.gain != 1.0,
     )
 
 
 def _tosses(twin: nn.Module, picture: Tensor) -> bool:
-    """Whether one picture, twice in a batch, comes out as two while the model is trained."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        one, other = _logits(twin.train(), picture.repeat(2, 1, 1, 1), " in training")
-    return not _alike(one, other)
+    """Whether the model draws while it is trained, from a coin of torch's, numpy's or Python's own;
+    or one picture, twice in a batch and once more, comes out as two."""
+    ours = random.getstate(), np.random.get_state()
+    pair = picture.repeat(2, 1, 1, 1)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            before = _coins()
+            one, other = first = _logits(twin.train(), pair, " in training")
+            drawn = before != _coins()
+            again = _logits(twin, pair, " in training")
+    finally:
+        random.setstate(ours[0])
+        np.random.set_state(ours[1])
+    return drawn or not alike(one, other) or not alike(first, again)
+
+
+def _coins() -> tuple[object, ...]:
+    """Where the coins that anybody may toss stand."""
+    numpys = repr(np.random.get_state(legacy=False))
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpys
 
 
 def _logits(model: nn.Module, pictures: Tensor, when: str) -> Tensor:
@@ -110,130 +167,27 @@ def _logits(model: nn.Module, pictures: Tensor, when: str) -> Tensor:
     return logits
 
 
-# -- one picture on its way -----------------------------------------------------------------
-
-
-def _distinct(model: nn.Module) -> nn.Module:
-    """A copy in eval mode whose parameters are told apart by their values: those that begin as
-    zeros or ones as well."""
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ModelError(f"a {type(model).__name__} without numbers cannot be looked into.")
-    try:
-        twin = copy.deepcopy(model).eval()
-    except Exception as error:  # somebody's own tensors or handles
-        raise ModelError(f"a {type(model).__name__} cannot be copied: {error}") from error
-    coin = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            if parameter.is_floating_point() and bool((parameter == parameter.flatten()[0]).all()):
-                noise = torch.randn(parameter.shape, generator=coin, dtype=torch.float32)
-                parameter.add_(0.01 * noise.to(parameter))
-    return twin
-
-
-def _picture(side: int) -> Tensor:
-    """A picture (1, 3, side, side) no two numbers of which are equal."""
-    count = 3 * side * side
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    return (2 * order.float() / count - 1).view(1, 3, side, side)
-
-
-@contextmanager
-def _watched(model: nn.Module) -> Iterator[list[_Call]]:
-    """Every call of a layer with weights of its own, in the order of their ends."""
-    calls: list[_Call] = []
-    watched = nn.Conv2d | nn.Linear | nn.LayerNorm | nn.MultiheadAttention
-
-    def note(name: str, module: nn.Module, given: Any, named: Mapping[str, Any], gave: Any) -> None:
-        read = next((t for t in (*given, *named.values()) if isinstance(t, Tensor)), None)
-        gave = gave[0] if isinstance(gave, tuple) else gave
-        if read is not None and isinstance(gave, Tensor):
-            calls.append(_Call(name, module, read.detach(), gave.detach()))
-
-    hooks = [
-        module.register_forward_hook(
-            lambda m, given, named, gave, name=name: note(name, m, given, named, gave),
-            with_kwargs=True,
-        )
-        for name, module in model.named_modules()
-        if isinstance(module, watched)
-    ]
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # which would pass the layers by
-    try:
-        with torch.no_grad():
-            yield calls
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-        for hook in hooks:
-            hook.remove()
-
-
 # -- what was seen --------------------------------------------------------------------------
 
 
-def _head(calls: Sequence[_Call], logits: Tensor) -> tuple[str, str | None] | None:
+def _uploaded(model: nn.Module) -> dict[int, str]:
+    """The name under which each parameter is uploaded, by its id: of several the first. A weight
+    that is computed from others has none."""
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def _head(model: nn.Module, calls: Sequence[Call], logits: Tensor) -> tuple[str, str | None] | None:
     """The last linear layer that gave the logits, or what a softmax makes the same of: some
     networks end in its logarithm."""
+    uploaded = _uploaded(model)
     for call in reversed(calls):
-        given = call.gave.reshape(-1, call.gave.shape[-1])
+        given = call.gave.reshape(-1, call.gave.shape[-1]) if call.gave.ndim else call.gave
         if not isinstance(call.module, nn.Linear) or given.shape != logits.shape:
             continue
-        if _alike(given, logits) or _alike(given.log_softmax(1), logits):
-            bias = f"{call.name}.bias" if call.module.bias is not None else None
-            return f"{call.name}.weight", bias
+        if alike(given, logits) or alike(given.log_softmax(1), logits):
+            weight = uploaded.get(id(call.module.weight))
+            return (weight, uploaded.get(id(call.module.bias))) if weight is not None else None
     return None
-
-
-def _projection(calls: Sequence[_Call], picture: Tensor) -> _Projection | None:
-    for call in calls:
-        found = (
-            _by_convolution(call, picture)
-            if isinstance(call.module, nn.Conv2d)
-            else _by_linear(call, picture)
-            if isinstance(call.module, nn.Linear)
-            else None
-        )
-        if found is not None:
-            return found
-    return None
-
-
-def _by_convolution(call: _Call, picture: Tensor) -> _Projection | None:
-    layer = call.module
-    assert isinstance(layer, nn.Conv2d)
-    if call.read.shape != picture.shape or not torch.equal(call.read, picture):
-        return None
-    p, q = layer.kernel_size
-    plain = layer.padding in ((0, 0), "valid") and layer.dilation == (1, 1) and layer.groups == 1
-    if layer.stride != (p, q) or p * q == 1 or not plain:
-        return None
-    rows, columns = call.gave.shape[-2:]
-    tokens = call.gave.flatten(2)[0].T
-    return _Projection(call, tokens, (int(rows), int(columns)), (int(p), int(q)))
-
-
-def _by_linear(call: _Call, picture: Tensor) -> _Projection | None:
-    """A linear layer that reads every patch as a row of its numbers, in whatever order."""
-    read = call.read.reshape(-1, call.read.shape[-1])
-    side, pixels = picture.shape[-1], read.shape[1]
-    p = round((pixels / 3) ** 0.5)
-    if read.numel() != picture.numel() or 3 * p * p != pixels or side % p:
-        return None
-    values, places = picture.flatten().sort()
-    found = torch.searchsorted(values, read.contiguous()).clamp(max=len(values) - 1)
-    if not torch.equal(values[found], read):
-        return None
-    flat = places[found]  # (N, P): where in the picture each number lies
-    channel, y, x = flat // side**2, flat // side % side, flat % side
-    across = side // p
-    if not torch.equal(y // p * across + x // p, torch.arange(len(read))[:, None].expand_as(flat)):
-        return None
-    within = channel * p * p + y % p * p + x % p
-    if not torch.equal(within, within[:1].expand_as(within)):
-        return None
-    tokens = call.gave.reshape(-1, call.gave.shape[-1])
-    return _Projection(call, tokens, (across, across), (p, p), tuple(within[0].tolist()))
 
 
 def _attends(model: nn.Module) -> bool:
@@ -241,57 +195,100 @@ def _attends(model: nn.Module) -> bool:
     return any("attention" in type(module).__name__.lower() for module in model.modules())
 
 
-def _sequence(calls: Sequence[_Call], projection: _Projection, *, attends: bool) -> Tensor | None:
-    """The tokens (T, D) as the first layer behind the projection reads them: in a row, or where a
-    network ``attends`` in a grid."""
-    count, width = projection.tokens.shape
-    for call in calls:
-        if call.read.shape[-1] == width and call.read.ndim <= (4 if attends else 3):
-            tokens = call.read.reshape(-1, width)
-            if count <= len(tokens) <= count + _MOST_PREFIX:
-                return tokens
-    return None
+def _reading(seen: _Seen, *, attends: bool) -> tuple[Tensor | None, int, Added | None]:
+    """The tokens (T, D) as the first layer behind the projection reads them, in a row, or where a
+    network ``attends`` in a grid; where among them the patches begin; and what was added to those.
+    A layer that reads patches with something added comes before one that reads them bare."""
+    found: tuple[Tensor | None, int, Added | None] = (None, 0, None)
+    count, width = seen.projections[0].tokens.shape
+    for one, other in zip(*seen.later, strict=False):
+        if one.name != other.name or one.read.shape != other.read.shape:
+            break
+        if (
+            one.read.ndim < 2
+            or one.read.ndim > (4 if attends else 3)
+            or one.read.shape[-1] != width
+        ):
+            continue
+        pair = one.read.reshape(-1, width), other.read.reshape(-1, width)
+        if not count <= len(pair[0]) <= count + _MOST_PREFIX:
+            continue
+        for start in range(len(pair[0]) - count + 1):
+            rows = [tokens[start : start + count] for tokens in pair]
+            summed = _summed(rows, [projection.tokens for projection in seen.projections])
+            if summed is not None:
+                if bool(summed.positions.any()):
+                    return pair[0], start, summed
+                if found[2] is None:
+                    found = (pair[0], start, summed)
+        if found[0] is None:
+            found = (pair[0], 0, None)
+    return found
+
+
+def _summed(rows: Sequence[Tensor], tokens: Sequence[Tensor]) -> Added | None:
+    """What was done to tokens, where it is the same for two pictures: a product and a sum."""
+    apart, before = (t[0].double() - t[1].double() for t in (rows, tokens))
+    gain = float((apart * before).sum() / before.square().sum().clamp(min=1e-300))
+    gain = 1.0 if abs(gain - 1) < CLOSE else gain
+    if gain == 0.0 or not alike(gain * before, apart):
+        return None
+    positions = rows[0].double() - gain * tokens[0].double()
+    nothing = bool(positions.abs().max() <= CLOSE * (1 + rows[0].abs().max()))
+    return Added(gain, torch.zeros_like(positions) if nothing else positions)
 
 
 def _position(
-    state: Mapping[str, Tensor], sequence: Tensor, projection: _Projection
-) -> tuple[str | None, int]:
-    """What was added to the patches' tokens, and how many of its rows belong to none."""
+    model: nn.Module, summed: Added | None, projection: Projection
+) -> tuple[str | None, int, bool]:
+    """The tensor whose rows were added to the patches' tokens, how many of its rows come before
+    those, and whether it lies as a picture does."""
+    if summed is None or not bool(summed.positions.any()):
+        return None, 0, False
     count, width = projection.tokens.shape
-    for start in range(len(sequence) - count + 1):
-        added = sequence[start : start + count] - projection.tokens
-        for name, tensor in state.items():
-            if tensor.ndim < 2 or tensor.shape[-1] != width or not tensor.is_floating_point():
-                continue
-            rows = tensor.reshape(-1, width)
-            if count <= len(rows) <= len(sequence) and _alike(rows[-count:], added):
-                return name, len(rows) - count
-    return None, 0
+    rows_of_all = summed.positions.float()
+    for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+        if tensor.ndim < 2 or not tensor.is_floating_point():
+            continue
+        if tensor.shape[-1] == width:
+            table = tensor.reshape(-1, width).float()
+            for first in range(len(table) - count + 1):
+                if alike(table[first], rows_of_all[0]) and alike(
+                    table[first : first + count], rows_of_all
+                ):
+                    return name, first, False
+        fits = tensor.shape[-2:] == projection.grid and tensor.numel() == count * width
+        if fits and alike(tensor.reshape(width, count).T.float(), rows_of_all):
+            return name, 0, True
+    return None, 0, False
 
 
-def _attention(calls: Sequence[_Call], sequence: Tensor) -> FirstAttention | None:
+def _attention(model: nn.Module, calls: Sequence[Call], sequence: Tensor) -> FirstAttention | None:
     """The layers that read every token first, behind a norm where there is one."""
-    norm, tokens = None, sequence
+    norm, tokens, uploaded = None, sequence, _uploaded(model)
     for call in calls:
         if isinstance(call.module, nn.LayerNorm) and _same_tokens(call.read, sequence):
-            if call.module.weight is None or call.module.bias is None:
+            wide = call.module.normalized_shape != (sequence.shape[1],)
+            if wide or call.module.weight is None or call.module.bias is None:
                 return None
             norm, tokens = call.name, call.gave.reshape(sequence.shape)
             break
-    weights: list[str] = []
+    weights: list[str | None] = []
     biases: list[str | None] = []
     for call in calls:
         if not _same_tokens(call.read, tokens):
             continue
         match call.module:
             case nn.Linear():
-                weights.append(f"{call.name}.weight")
-                biases.append(f"{call.name}.bias" if call.module.bias is not None else None)
+                weights.append(uploaded.get(id(call.module.weight)))
+                biases.append(uploaded.get(id(call.module.bias)))
             case nn.MultiheadAttention() if call.module.in_proj_weight is not None:
-                weights.append(f"{call.name}.in_proj_weight")
-                named = call.module.in_proj_bias is not None
-                biases.append(f"{call.name}.in_proj_bias" if named else None)
-    return FirstAttention(norm, tuple(weights), tuple(biases)) if weights else None
+                weights.append(uploaded.get(id(call.module.in_proj_weight)))
+                biases.append(uploaded.get(id(call.module.in_proj_bias)))
+    known = tuple(weight for weight in weights if weight is not None)
+    if not known or len(known) < len(weights):
+        return None
+    return FirstAttention(norm, known, tuple(biases))
 
 
 def _class_token(model: nn.Module, width: int) -> str | None:
@@ -303,10 +300,4 @@ def _class_token(model: nn.Module, width: int) -> str | None:
 
 
 def _same_tokens(read: Tensor, tokens: Tensor) -> bool:
-    return read.numel() == tokens.numel() and _alike(read.reshape(-1), tokens.reshape(-1))
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
-        return False
-    return bool((one - other).abs().max() <= _CLOSE * (1 + other.abs().max()))
+    return read.numel() == tokens.numel() and alike(read.reshape(-1), tokens.reshape(-1))

@@ -58,6 +58,7 @@ def adopt(
     output, its parts found; one that does not fit the data is an error."""
     model.register_forward_hook(logits_alone)
     model = model.float()
+    _refuse_odd_state(model, name)
     _name_once(model)
     found = known.found(model, image_size) if known else None
     if found is None:
@@ -75,10 +76,26 @@ def adopt(
 
 
 def logits_alone(module: nn.Module, given: Any, output: Any) -> Any:
-    """Of an output that is more than logits (Hugging Face's, or one with auxiliary heads), the
-    logits."""
-    logits = getattr(output, "logits", None)
+    """Of an output that is more than logits (Hugging Face's, one with auxiliary heads, or a
+    dictionary), the logits."""
+    of_keys = output.get("logits") if isinstance(output, Mapping) else None
+    logits = getattr(output, "logits", of_keys)
     return logits if isinstance(logits, Tensor) else output
+
+
+def _refuse_odd_state(model: nn.Module, name: str) -> None:
+    """Raise where a model's state is more than real numbers: those alone travel."""
+    for key, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ModelError(
+                f"'{name}' keeps a {type(value).__name__} in its state ('{key}'), which no message "
+                f"carries; keep it in a tensor, or out of the state."
+            )
+        if value.is_complex():
+            raise ModelError(
+                f"'{name}' has complex numbers ('{key}'), which no message carries; keep their "
+                f"real and imaginary parts, and use torch.view_as_complex in forward."
+            )
 
 
 def _name_once(model: nn.Module) -> None:

@@ -29,6 +29,7 @@ from fedsim.core.errors import (
 from fedsim.core.files import write_atomically
 from fedsim.core.reading import opened, read_file
 from fedsim.core.run import vault_key_path
+from fedsim.core.run.paths import PASSES
 from fedsim.core.seal import refuse_attacks
 
 VARIABLE = "FEDSIM_VAULT_KEYS"
@@ -148,7 +149,8 @@ class Keyring:
         return list(names)
 
     def _files(self) -> list[Path]:
-        return sorted(self.vault.glob("round-*/*.safetensors"))
+        kept = ("round-*/*.safetensors", f"{PASSES}/*.safetensors")
+        return sorted(path for pattern in kept for path in self.vault.glob(pattern))
 
     def _first(self) -> Key:
         """A new key; what an older version left in clear is locked under it, once and for all."""

@@ -10,6 +10,7 @@ import copy
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal, assert_never
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from fedsim.core.anatomy import batchnorm_names
 from fedsim.core.defense import Defense
 from fedsim.core.errors import FedsimError
+from fedsim.core.lora import Lora, Trainable
 from fedsim.core.losses import Loss
 from fedsim.core.optimizers import Betas, OptimizerName, Schedule, create_optimizer
 from fedsim.core.precision import Precision, autocast, gradients, stored, widened
@@ -33,7 +35,8 @@ Colour = tuple[float, float, float]
 class Protocol:
     """How a client learns in one round, as far as the update depends on it. ``micro``: the pictures
     of one backward pass, where a step accumulates several; ``augment``: what pictures go through
-    before they are learned from, which happens before `learn`."""
+    before they are learned from, which happens before `learn`; ``trainable`` and ``lora``: which
+    parameters are trained, which the model says when it is built (`fedsim.core.trainable`)."""
 
     upload: Upload = Upload.GRADIENT
     optimizer: OptimizerName = "sgd"
@@ -53,6 +56,8 @@ class Protocol:
     augment: tuple[dict[str, Any], ...] = ()
     precision: Precision = "float32"
     upload_dtype: Precision = "float32"
+    trainable: Trainable = "all"
+    lora: Lora = field(default_factory=Lora)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "upload", Upload(self.upload))
@@ -78,6 +83,8 @@ class Protocol:
             augment=tuple(one.model_dump(mode="json") for one in train.augment),
             precision=train.precision,
             upload_dtype=train.upload_dtype,
+            trainable=train.trainable,
+            lora=train.lora,
         )
 
     def rates(self, steps: int) -> list[float]:
@@ -96,13 +103,15 @@ def _channels(colour: Sequence[float], like: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Update:
     """What a client uploads: a gradient or a weight delta by parameter name, BN buffers where the
-    protocol shares them, and how many examples stand behind it."""
+    protocol shares them, and how many examples stand behind it. ``moved``: how far the client's
+    training moved those buffers, for its defenses; it does not travel."""
 
     kind: Upload
     tensors: dict[str, Tensor]
     buffers: dict[str, Tensor] = field(default_factory=dict)
     num_examples: int = 0
     loss: float = float("nan")
+    moved: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Upload(self.kind))
@@ -165,9 +174,11 @@ def local_update(
     defenses: Sequence[Defense] = (),
     rng: torch.Generator | None = None,
     seed: int = 0,
+    sent: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Update:
     """The update a client with these batches uploads. Pure: ``model`` is left as it was."""
-    return learn(copy.deepcopy(model), batches, protocol, defenses=defenses, rng=rng, seed=seed)
+    told: dict[str, Any] = {"defenses": defenses, "rng": rng, "seed": seed, "sent": sent}
+    return learn(copy.deepcopy(model), batches, protocol, **told)
 
 
 def learn(
@@ -179,18 +190,22 @@ def learn(
     rng: torch.Generator | None = None,
     seed: int = 0,
     trail: Trail | None = None,
+    sent: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Update:
     """Train ``model`` in place, one step per batch, and return the update. The batches are as the
     model sees them, augmented already.
 
     ``rng`` is the client's secret, for its defenses; ``seed`` is that of the training itself, for
-    dropout. A gradient upload takes exactly one batch.
+    dropout. A gradient upload takes exactly one batch. ``sent``: buffers as they came, where a
+    model takes them up otherwise: averaged counters are no whole numbers.
     """
     rng = rng or torch.Generator().manual_seed(0)
     trail = trail or Trail()
     model.train(protocol.mode == "train")
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     before = {n: p.detach().clone() for n, p in trained.items()}
+    shared = protocol.batchnorm == "shared"
+    held = {n: sent.get(n, b) for n, b in batchnorm_buffers(model).items()} if shared else {}
     optimizer, batches = _optimizer(trained, protocol), list(batches)
     rates = protocol.rates(len(batches))
     gradient: dict[str, Tensor] = {}
@@ -235,8 +250,9 @@ def learn(
         tensors = gradient
     else:
         tensors = {n: p.detach() - before[n] for n, p in trained.items()}
-    shared = batchnorm_buffers(model) if protocol.batchnorm == "shared" else {}
-    update = Update(protocol.upload, tensors, shared, examples, loss_sum / examples)
+    buffers = batchnorm_buffers(model) if shared else {}
+    moved = {n: buffer - held[n].to(buffer.device) for n, buffer in buffers.items()}
+    update = Update(protocol.upload, tensors, buffers, examples, loss_sum / examples, moved)
     for defense in defenses:
         protected_update = defense.protect_update(update, rng)
         if protected_update is not update:
@@ -245,7 +261,7 @@ def learn(
                 trail.kept_back[f"{kept_by(defense)}{name}"] = tensor.detach()
         update = protected_update
     tensors = {n: t.detach() for n, t in update.tensors.items()}
-    return replace(update, tensors=stored(tensors, protocol.upload_dtype))
+    return replace(update, tensors=stored(tensors, protocol.upload_dtype), moved={})
 
 
 def kept_by(defense: Defense) -> str:

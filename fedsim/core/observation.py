@@ -144,10 +144,11 @@ def write_observation(
     places: Places | None = None,
     cohort: Sequence[int] = (),
 ) -> None:
-    """Keep one reply; of a client whose weights were chosen, also why, and where they are; of one
-    that masked it together with a ``cohort``, with whom."""
+    """Keep one reply; of a client that was sent other weights than the round's, also where they
+    are, and where a manoeuvre chose them, why; of one that masked it with a ``cohort``, with whom.
+    """
     path = observation_path(root, round_, client)
-    tensors = _as_kept(update)
+    tensors = as_kept(update)
     save_tensors(path, tensors)
     about = {
         "format": FORMAT,
@@ -164,11 +165,12 @@ def write_observation(
         about["cohort"] = list(cohort)
     if chosen is not None:
         about["chosen"] = chosen.model_dump(mode="json")
+    if chosen is not None or places is not None:
         about["sent"] = (places or Places()).model_dump(mode="json")
     write_json(path.with_suffix(".json"), about)
 
 
-def _as_kept(update: Update) -> dict[str, Tensor]:
+def as_kept(update: Update) -> dict[str, Tensor]:
     """What came back, under the names that it has in a file."""
     tensors = {f"{_UPDATE}{name}": tensor for name, tensor in update.tensors.items()}
     return tensors | {f"{_BUFFER}{name}": tensor for name, tensor in update.buffers.items()}
@@ -177,7 +179,7 @@ def _as_kept(update: Update) -> dict[str, Tensor]:
 def update_checksum(update: Update) -> str:
     """The checksum that the observation of this update will have: a client binds its truth to what
     it sent by it."""
-    return checksum(_as_kept(update))
+    return checksum(as_kept(update))
 
 
 class _About(BaseModel):
@@ -406,6 +408,15 @@ def recorded_cohort(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     except ObservationError:
         return [], []
     return public.defenses, about.cohort
+
+
+def recorded_classes(path: Path) -> int | None:
+    """How many classes there are; None where the record does not tell."""
+    try:
+        classes = _read_about(path).get("num_classes")
+    except ObservationError:
+        return None
+    return classes if isinstance(classes, int) and classes > 0 else None
 
 
 def recorded_pictures(path: Path) -> int | None:

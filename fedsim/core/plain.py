@@ -48,6 +48,7 @@ def plain_result(result: Reconstruction) -> Reconstruction:
         images=images,
         labels=None if labels is None else _labels(labels),
         film=_film(result.film, images),
+        features=None if result.features is None else _features(result.features),
         **said,
     )
 
@@ -110,6 +111,14 @@ def _film(film: Any, images: Tensor) -> dict[int, Tensor]:
             shape = tuple(frame.shape)
             raise AttackError(f"the attack returned a film {shape} that is not of its pictures.")
     return plain
+
+
+def _features(features: Tensor) -> Tensor:
+    """A row of finite numbers for each picture."""
+    rows = _tensor(features, torch.float32, "features")
+    if rows.ndim != 2 or not bool(torch.isfinite(rows).all()):
+        raise AttackError(f"the attack returned features {tuple(rows.shape)} that are no rows.")
+    return rows
 
 
 def _labels(labels: Tensor) -> Tensor | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedsim.core.lora import LORA, Lora, Trainable, wanted
 from fedsim.core.losses import Loss
 from fedsim.core.optimizers import Betas, OptimizerName, Schedule
 from fedsim.core.precision import Precision
@@ -108,6 +109,8 @@ class TrainSpec(Section):
     batch_size: Positive = 1
     local_steps: Positive | None = None  # null: one, unless local_epochs says otherwise
     local_epochs: Positive | None = None
+    trainable: Trainable = "all"  # words (head, norm, bias, lora) and patterns of parameters
+    lora: Lora = Lora()  # the adapters, where they are trained
     accumulate: Positive = 1  # batches of batch_size behind one step
     optimizer: OptimizerName = "sgd"
     lr: Annotated[float, Field(gt=0)] = 0.05
@@ -132,6 +135,14 @@ class TrainSpec(Section):
     max_norm: Annotated[float, Field(gt=0)] | None = None  # of an upload; null: very far
     max_examples: Positive | None = None  # behind an upload; null: what the protocol gives
     evaluate: bool = True
+
+    @model_validator(mode="after")
+    def _trains_its_adapters(self) -> TrainSpec:
+        if not wanted(self.trainable):
+            raise ValueError("trainable names nothing; a client must train something")
+        if self.lora != Lora() and LORA not in wanted(self.trainable):
+            raise ValueError("lora says what adapters are like that nobody trains; trainable: lora")
+        return self
 
     @model_validator(mode="after")
     def _one_way_to_count_steps(self) -> TrainSpec:
@@ -264,6 +275,15 @@ class ServerSpec(Section):
         if self.manoeuvre is None and (self.rounds or self.clients):
             raise ValueError("server.rounds and server.clients are of a manoeuvre: name one")
         return self
+
+
+class CapturedSpec(Section):
+    """Of a federation that somebody's own app ran: ``cohorts`` says whose updates were captured,
+    round by round, ``examples`` how many the client with fewest says that it has."""
+
+    cohorts: list[list[Annotated[int, Field(ge=0)]]] = []
+    examples: Positive | None = None
+    classes: Positive | None = None
 
 
 class AuditSpec(Section):

@@ -22,6 +22,7 @@ from fedsim.core.errors import SpecError, did_you_mean
 from fedsim.core.sections import (
     BASELINE,
     AuditSpec,
+    CapturedSpec,
     Component,
     DataSpec,
     EngineSpec,
@@ -42,6 +43,7 @@ from fedsim.core.text import brief
 __all__ = [
     "BASELINE",
     "AuditSpec",
+    "CapturedSpec",
     "Component",
     "DataSpec",
     "EngineSpec",
@@ -79,6 +81,7 @@ class Spec(Section):
     attacks: list[Component] = [Component(name="patch_solve")]  # noqa: RUF012
     audit: AuditSpec = AuditSpec()
     engine: EngineSpec = EngineSpec()
+    captured: CapturedSpec | None = None  # null: its clients are fedsim's own
 
     @model_validator(mode="before")
     @classmethod
@@ -120,12 +123,18 @@ class Spec(Section):
 
     @property
     def cohort_size(self) -> int:
-        """Clients that train in one round."""
+        """Clients that train in one round; of a captured federation, in its largest."""
+        if self.captured is not None:
+            return max((len(cohort) for cohort in self.captured.cohorts), default=1) or 1
         return self.train.clients_per_round or self.data.clients
 
     def cohort(self, round_: int) -> list[int]:
         """The clients that train in a round: by seed and round alone, sorted; those whom the server
-        asks for always among them. An honest copy of a round has that round's."""
+        asks for always among them. An honest copy of a round has that round's; where the rounds
+        were captured, they are who answered."""
+        if self.captured is not None:
+            known = self.captured.cohorts
+            return sorted(known[round_ - 1]) if round_ <= len(known) else []
         if self.is_copy(round_):
             return self.cohort(round_ - 1)
         coin = np.random.default_rng([self.seed, 7, round_])

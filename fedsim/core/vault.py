@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -27,12 +27,20 @@ from fedsim.core.errors import (
     MisplacedError,
     VaultError,
 )
-from fedsim.core.files import checksum, tensors_from_bytes, tensors_to_bytes, write_atomically
+from fedsim.core.files import (
+    UNFINISHED,
+    checksum,
+    tensors_from_bytes,
+    tensors_to_bytes,
+    write_atomically,
+)
 from fedsim.core.keyring import Key, Keyring
-from fedsim.core.learning import Batch
 from fedsim.core.reading import read_file
 from fedsim.core.run import observation_name, state_path, truth_path
 from fedsim.core.seal import refuse_attacks
+
+if TYPE_CHECKING:
+    from fedsim.core.learning import Batch
 
 
 @dataclass(frozen=True)
@@ -182,6 +190,24 @@ class Vault:
         except DamagedError:
             content = read_file(other.root / name, most=None)
             write_atomically(self.root / name, content, 0o600)
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Keep a file of another kind than a truth, under the vault's key. It is whole or not
+        there, but a power cut may take it: whoever writes it has no time to wait for the disk."""
+        refuse_attacks()
+        path = self.root / name
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            unfinished = path.with_name(f".{path.name}{UNFINISHED}")
+            unfinished.touch(0o600)
+            unfinished.write_bytes(self.keys.own().lock(content, self._place(path)))
+            unfinished.replace(path)
+        except OSError as error:
+            raise VaultError(f"the vault cannot be written: {error.strerror}.") from error
+
+    def content(self, name: str) -> bytes:
+        """What `keep` was given; damage is an error."""
+        return self._content(self.root / name)
 
     def _keep(self, path: Path, content: bytes) -> None:
         refuse_attacks()

@@ -3,6 +3,7 @@ that they run."""
 
 from __future__ import annotations
 
+import fedsim.core.environment  # noqa: F401  before Flower or Ray is imported
 from fedsim.deploy.deployment import carry_out, register, set_up, submit
 from fedsim.deploy.keys import check_keys, make_keys
 from fedsim.deploy.scorer import gather

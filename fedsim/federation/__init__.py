@@ -4,6 +4,7 @@ them, bring Ray and are opened by name."""
 
 from __future__ import annotations
 
+import fedsim.core.environment  # noqa: F401  before Flower or Ray is imported
 from fedsim.federation.aggregation import create_strategy
 from fedsim.federation.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from fedsim.federation.strategy import AdversarialStrategy

@@ -5,9 +5,7 @@ One thread and one queue: what is on disk is always the beginning of what happen
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedsim.core.device import stand_back
 from fedsim.core.learning import Update
 from fedsim.core.observation import Public, write_observation, write_weights
 from fedsim.core.run import Run, observation_path, weights_path
@@ -23,12 +22,6 @@ from fedsim.core.sent import Chosen, Places, Shelf
 
 AHEAD = 6  # writes waiting; more would only fill memory
 HELD_BYTES = 256 * 2**20  # updates of a round held for its aggregation; the rest is read back
-
-
-def _stand_back() -> None:
-    """Let clients on the same cores go first; there is time between the rounds."""
-    if sys.platform == "linux":  # where a thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
 
 
 class Recorder:
@@ -43,7 +36,8 @@ class Recorder:
     ):
         self.run, self.public, self.rounds = run, public, set(rounds)
         self.masking = masking  # who masks their uploads together, by round
-        self._writer = ThreadPoolExecutor(1, "recorder", initializer=_stand_back)
+        # Clients on the same cores go first; there is time between the rounds.
+        self._writer = ThreadPoolExecutor(1, "recorder", initializer=stand_back)
         self._room = threading.Semaphore(AHEAD)
         self._pending: list[Future[None]] = []
         self._held_bytes = 0

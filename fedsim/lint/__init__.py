@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedsim.audit.trust import refuse_imports
@@ -43,7 +43,7 @@ class Lint:
                 "local_steps": facts.steps,
                 "clients_a_round": facts.spec.cohort_size,
                 "classes": facts.classes,
-                "tokens": vars(facts.tokens) if facts.tokens is not None else None,
+                "tokens": asdict(facts.tokens) if facts.tokens is not None else None,
                 "head_uploaded": list(facts.head),
                 "batchnorm_layers": facts.batchnorms,
             },

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import nn
 
+from fedsim.attacks.closed.adapters import adapter_ranks
 from fedsim.attacks.matching.matcher import silence
+from fedsim.attacks.row_space import Size, size_of
 from fedsim.clients import images_of, shards_of
 from fedsim.core.anatomy import VitParts, batchnorm_names, head_names, tensor_of, vit_parts
 from fedsim.core.augment import check_augmentation
 from fedsim.core.defense import Defense
+from fedsim.core.dissection import added
 from fedsim.core.epochs import steps_of_round
 from fedsim.core.errors import AttackError, DataError, ModelError
 from fedsim.core.factories import is_import_path
 from fedsim.core.knowledge import refuse_unplayed
 from fedsim.core.models import build_architecture, build_model
 from fedsim.core.spec import Spec
+from fedsim.core.trainable import adapted_layers
 from fedsim.defenses.applied import declared, prepared, refuse_other_training
 from fedsim.lint.rehearsal import Rehearsal, rehearse
 
@@ -46,9 +50,10 @@ class Tokens:
     positions: bool  # whether there is a position embedding
     position_rank: int
     uploads_position: bool
-    uploads_patches: bool
-    uploads_attention: bool  # the layers of the first attention that read the tokens
-    biased: bool = True  # whether all of those have a bias
+    uploads_patches: bool  # of the projection itself
+    rows: Size | None  # the system of `row_space` for one patch; None: no first attention
+    shows_patches: bool = True  # the projection's gradient, or as much of an adapter's as it takes
+    once: bool = True  # whether positions are added in one place, and their gradient is of that
 
     @property
     def gradient_rank(self) -> int:
@@ -58,30 +63,20 @@ class Tokens:
     @property
     def solvable_by_patches(self) -> bool:
         """Whether the system of `patch_solve` determines every patch."""
-        uploaded = self.uploads_position and self.uploads_patches
+        uploaded = self.uploads_position and self.shows_patches
         return uploaded and self.gradient_rank >= self.patches
-
-    @property
-    def equations(self) -> int:
-        """Equations of `row_space` for one patch."""
-        return max(0, self.width + self.biased - self.centred - (self.patches + self.prefix))
-
-    @property
-    def unknowns(self) -> int:
-        """Unknowns of `row_space` for one patch."""
-        return min(self.patches, self.pixels) + (self.centred and self.biased)
 
     @property
     def solvable_by_rows(self) -> bool:
         """Whether the system of `row_space` determines every patch."""
-        uploaded = self.positions and self.uploads_patches and self.uploads_attention
-        full = self.position_rank >= self.patches
-        return uploaded and full and self.equations >= self.unknowns
+        full = self.positions and self.position_rank >= self.patches
+        return full and self.rows is not None and self.rows.determined
 
     @property
     def form(self) -> str | None:
-        """The closed form to try: where positions are uploaded, `row_space` adds nothing."""
-        if self.uploads_position and self.uploads_patches:
+        """The closed form to try: where positions are uploaded, `row_space` adds nothing, unless
+        they are added again further on."""
+        if self.uploads_position and self.shows_patches and self.once:
             return "patch_solve"
         return "row_space" if self.solvable_by_rows else None
 
@@ -117,6 +112,8 @@ class Facts:
     chain: bool  # a plain chain of layers, which R-GAP inverts one by one
     tosses: bool  # the model leaves parts out at random while it is trained
     parameters: int
+    trained: int  # of these, numbers that clients train
+    adapted: bool  # whether adapters are among them
     rehearsal: Rehearsal
 
     @property
@@ -139,7 +136,23 @@ def gather(spec: Spec) -> Facts:
     steps, images = _behind(spec, shard)
     model = _built(spec, classes or ASSUMED_CLASSES, [g.defense for g in named_defenses])
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    tokens = _tokens(model, trained)
+    tokens = _tokens(model, trained, spec.data.image_size, moved=spec.train.rounds > 1)
+    rehearsed = partial(
+        rehearse,
+        spec,
+        model,
+        [named.defense for named in named_defenses],
+        classes=classes or ASSUMED_CLASSES,
+        steps=(steps or 1) if images == 1 else 1,
+        acting=any(named.acts_on(*ACTS) for named in named_defenses),
+        chance=any(named.acts_on("protect_batch") for named in named_defenses),
+    )
+    rehearsal = rehearsed(form=tokens.form if tokens is not None and images == 1 else None)
+    if tokens is not None and rehearsal.form == "patch_solve" and not rehearsal.exact:
+        again = replace(tokens, once=False)
+        other = rehearsed(form=again.form) if again.form == "row_space" else rehearsal
+        if other.exact:
+            tokens, rehearsal = again, other
     return Facts(
         spec=spec,
         classes=classes or ASSUMED_CLASSES,
@@ -155,16 +168,9 @@ def gather(spec: Spec) -> Facts:
         chain=_is_chain(model, spec.data.image_size),
         tosses=spec.train.mode == "train" and bool(silence(copy.deepcopy(model).train())),
         parameters=sum(p.numel() for p in model.parameters()),
-        rehearsal=rehearse(
-            spec,
-            model,
-            [named.defense for named in named_defenses],
-            classes=classes or ASSUMED_CLASSES,
-            steps=(steps or 1) if images == 1 else 1,
-            form=tokens.form if tokens is not None and images == 1 else None,
-            acting=any(named.acts_on(*ACTS) for named in named_defenses),
-            chance=any(named.acts_on("protect_batch") for named in named_defenses),
-        ),
+        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        adapted=bool(adapted_layers(model)),
+        rehearsal=rehearsal,
     )
 
 
@@ -181,9 +187,9 @@ def _built(spec: Spec, classes: int, defenses: Sequence[Defense]) -> nn.Module:
         bare = spec.model.model_copy(update={"pretrained": False})
         return build_model(
             bare, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed,
-            prepare=partial(prepared, defenses=defenses),
+            prepare=partial(prepared, defenses=defenses, train=spec.train),
         )  # fmt: skip
-    return prepared(_bare(spec, classes), defenses)
+    return prepared(_bare(spec, classes), defenses, spec.train)
 
 
 def _bare(spec: Spec, classes: int) -> nn.Module:
@@ -218,6 +224,8 @@ def _blocks(model: nn.Module) -> int:
 
 def _data(spec: Spec) -> tuple[int | None, int | None]:
     """Classes, and samples of the smallest shard; None: unknown."""
+    if spec.captured is not None:
+        return spec.captured.classes, spec.captured.examples
     try:
         images = images_of(spec.data, "train")
     except DataError:
@@ -248,36 +256,50 @@ def _head(model: nn.Module, trained: set[str]) -> tuple[str, ...]:
     return tuple(part for part, there in uploaded.items() if there)
 
 
-def _tokens(model: nn.Module, trained: set[str]) -> Tokens | None:
+def _tokens(model: nn.Module, trained: set[str], side: int, *, moved: bool) -> Tokens | None:
+    """``moved``: whether some round finds adapters past the zeros they begin with."""
     try:
         parts = vit_parts(model)
     except ModelError:
         return None
     weight = model.get_parameter(parts.patch_weight)
     attention = parts.attention
-    read = (*attention.weights, *filter(None, attention.biases)) if attention else ()
     normed = attention is not None and attention.norm is not None
     return Tokens(
         patches=parts.tokens,
         pixels=weight[0].numel(),
         width=weight.shape[0],
-        prefix=parts.prefix_tokens,
+        prefix=parts.sequence - parts.tokens,
         centred=normed,
-        positions=parts.position is not None,
-        position_rank=_position_rank(model, parts),
+        positions=parts.position is not None or parts.measurable,
+        position_rank=_position_rank(model, parts, side),
         uploads_position=parts.position in trained,
         uploads_patches=parts.patch_weight in trained,
-        uploads_attention=attention is not None and trained.issuperset(read),
-        biased=attention is not None and None not in attention.biases,
+        rows=size_of(model, parts, trained, moved=moved) if attention is not None else None,
+        shows_patches=_shows_patches(model, parts, trained, moved=moved),
     )
 
 
-def _position_rank(model: nn.Module, parts: VitParts) -> int:
+def _shows_patches(model: nn.Module, parts: VitParts, trained: set[str], *, moved: bool) -> bool:
+    """Whether `patch_solve` sees enough of the patch projection's gradient."""
+    if parts.patch_weight in trained:
+        return True
+    pixels = model.get_parameter(parts.patch_weight)[0].numel()
+    ranks = adapter_ranks(model, [parts.patch_weight], trained)
+    return any(rank >= pixels or (moved and rank >= parts.tokens) for rank in ranks)
+
+
+def _position_rank(model: nn.Module, parts: VitParts, side: int) -> int:
     """As `row_space` counts it; the largest possible where the model holds no numbers."""
-    if parts.position is None:
+    if parts.position is not None:
+        rows = parts.rows_of(tensor_of(model, parts.position).detach())
+    elif parts.measurable and not model.get_parameter(parts.patch_weight).is_meta:
+        found = added(model, side)
+        if found is None:
+            return 0
+        rows = found.positions
+    else:
         return 0
-    position = tensor_of(model, parts.position).detach()
-    rows = position.reshape(-1, position.shape[-1])[parts.prefix_tokens :]
     if rows.is_meta:
         return min(rows.shape)
     return int(torch.linalg.matrix_rank(rows.double(), rtol=1e-5))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -26,13 +26,15 @@ from fedsim.core.knowledge import THREATS, Announced, View
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.metrics import decibel
 from fedsim.core.observation import Observation, Public
-from fedsim.core.spec import Spec
+from fedsim.core.spec import Spec, Upload
+from fedsim.core.trainable import adapted_layers
 from fedsim.defenses.applied import countered
 
 EXACT_DB = 40.0  # a picture without a visible difference
 DRAWS, CHANCES = 4, 12  # batches: usually; where a defense tosses a coin for each
 LARGE, LARGE_DRAWS = 2e9, 2  # parameters times patches of 16 x 16 pixels: beyond, fewer draws
 MOST_LABELS = 8  # pictures in a batch whose labels are read
+CLIENTS, FIRST_ROUND = 4, 1000  # whose updates move adapters; the seeds of their pictures
 BEGUN = 0.01  # the size of a head that began as zeros, after a step
 CONTRAST = 0.35  # of made-up pictures: about an eighth of them is black or white
 
@@ -48,6 +50,11 @@ class Rehearsal:
     labels: float | None = None  # share of batches whose labels were read without a mistake
     batch: int = 0  # pictures in a batch whose labels were read
     declined: str | None = None  # why nothing was rehearsed
+
+    @property
+    def exact(self) -> bool:
+        """Whether some picture came back without a visible difference."""
+        return max(self.psnr, default=0.0) >= EXACT_DB
 
 
 def rehearse(
@@ -80,6 +87,9 @@ def rehearse(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about slow paths, which do not matter here
+            if adapted_layers(model) and spec.train.rounds > 1:
+                stage = replace(stage, model=_a_round_later(stage, steps))
+                plain = replace(plain, model=stage.model)
             for draw in range(draws):
                 pictures, truth = stage.batch(draw, batch)
                 observation = stage.observe(draw, [(pictures, truth)] * steps)
@@ -115,6 +125,22 @@ def _begun(model: nn.Module) -> nn.Module:
         head = begun.get_parameter(names[0])
         head.copy_(BEGUN * torch.randn(head.shape, generator=coin))
     return begun
+
+
+def _a_round_later(stage: Stage, steps: int) -> nn.Module:
+    """The model after the first round of a few clients with made-up pictures: how far it moves
+    adapters from their zeros is what later gradients of theirs are read by."""
+    clients = min(stage.spec.cohort_size, CLIENTS)
+    moved, train = copy.deepcopy(stage.model), stage.spec.train
+    step = -train.lr if train.upload is Upload.GRADIENT else 1.0
+    batch = min(train.step_size, MOST_LABELS)
+    for client in range(clients):
+        drawn = stage.batch(FIRST_ROUND + client, batch)
+        update = stage.observe(0, [drawn] * steps).update.widened()
+        with torch.no_grad():
+            for name, tensor in update.tensors.items():
+                moved.get_parameter(name).add_(tensor, alpha=step / clients)
+    return moved
 
 
 @dataclass(frozen=True)

@@ -79,10 +79,11 @@ def exact_by_patches(facts: Facts) -> Iterator[Finding]:
     if tokens.form != "patch_solve":
         return
     rank = min(tokens.patches, tokens.gradient_rank)
+    shown = "" if tokens.uploads_patches else "an adapter on "
     system = (
-        f"{_one_picture(facts)}, and the gradients of its positions and of its patch projection "
-        f"are uploaded: one linear system of rank {rank} for {tokens.patches} patches (width "
-        f"{tokens.width})."
+        f"{_one_picture(facts)}, and the gradients of its positions and of {shown}its patch "
+        f"projection are uploaded: one linear system of rank {rank} for {tokens.patches} patches "
+        f"(width {tokens.width})."
     )
     yield from _inversion(
         facts, "exact-inversion", "patch_solve", tokens.solvable_by_patches, system
@@ -94,10 +95,16 @@ def exact_by_rows(facts: Facts) -> Iterator[Finding]:
     tokens = facts.tokens
     if not facts.one_image or tokens is None or tokens.form != "row_space":
         return
+    assert tokens.rows is not None
+    gradient = "the first attention's gradient gives"
+    whose = "adapters on the first attention give" if facts.adapted else gradient
+    known = "Its positions are not uploaded one by one but"
+    if not tokens.once:
+        known = "The gradient of its positions is of several places, but they are"
     system = (
-        f"{_one_picture(facts)}. Its positions are not uploaded but known, of rank "
-        f"{tokens.position_rank} for {tokens.patches} patches, and the first attention's "
-        f"gradient gives {tokens.equations} equations for {tokens.unknowns} unknowns a patch."
+        f"{_one_picture(facts)}. {known} known, of rank {tokens.position_rank} for "
+        f"{tokens.patches} patches, and {whose} {tokens.rows.equations} equations for "
+        f"{tokens.rows.unknowns} unknowns a patch."
     )
     yield from _inversion(facts, "exact-inversion-fixed-positions", "row_space", True, system)
 
@@ -201,15 +208,20 @@ def low_rank_positions(facts: Facts) -> Iterator[Finding]:
     fixed = tokens is not None and tokens.positions and not tokens.uploads_position
     if not fixed or tokens is None or not facts.one_image or tokens.solvable_by_rows:
         return
-    if not tokens.uploads_patches:
+    if tokens.rows is None:
+        why = "there is no first attention to read"
+    elif tokens.rows.equations == 0 and not tokens.uploads_patches:
         why = "the patch projection is not uploaded either"
     elif tokens.position_rank < tokens.patches:
         why = f"they have rank {tokens.position_rank} for {tokens.patches} patches"
     else:
-        why = f"there are {tokens.equations} equations for {tokens.unknowns} unknowns a patch"
+        why = (
+            f"there are {tokens.rows.equations} equations for {tokens.rows.unknowns} unknowns a "
+            f"patch"
+        )
     reason = (
-        f"The positions are not trained, and no closed form here determines the picture: {why}. "
-        f"A wider or finer model can change that."
+        f"The positions are not trained one by one, and no closed form here determines the "
+        f"picture: {why}. A wider or finer model can change that."
     )
     yield Finding("fixed-positions-hold", "note", reason)
 
@@ -464,6 +476,7 @@ RULES: tuple[Rule, ...] = (
     active.guards_only_warn,
     training.augmented,
     training.idle_proximal,
+    training.partial_training,
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedsim.core.augment import mixes
+from fedsim.core.lora import wanted
 from fedsim.core.spec import Upload
 from fedsim.lint.facts import Facts
 from fedsim.lint.findings import Finding
@@ -12,6 +13,7 @@ from fedsim.lint.findings import Finding
 NAMES = {
     "augmented": "what augmentation changes of what leaks",
     "idle-proximal": "a proximal term that never acts",
+    "partial-training": "what a trained part of the model leaves to read",
 }
 
 
@@ -43,3 +45,27 @@ def idle_proximal(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "idle-proximal", "note", reason, ("train.upload=delta", "train.local_steps=5")
         )
+
+
+def partial_training(facts: Facts) -> Iterator[Finding]:
+    """What clients do not train they do not upload; what the rest tells."""
+    words = wanted(facts.spec.train.trainable)
+    if words == ("all",):
+        return
+    share = facts.trained / max(1, facts.parameters)
+    reason = (
+        f"Clients train {', '.join(words)} ({share:.1%} of the model's numbers), and upload "
+        f"nothing else: attacks have that alone."
+    )
+    if facts.adapted:
+        reason += (
+            " Adapters show products of the gradients of the layers they are on: more of them "
+            "after the first round, which moves them from zero."
+        )
+    if "weight" in facts.head:
+        whose = "of one picture exactly" if facts.one_image else "of a batch, as far as classes go"
+        reason += (
+            f" The head is among it: labels, and the features that the head reads {whose} "
+            f"(the attack `features`)."
+        )
+    yield Finding("partial-training", "note", reason)

@@ -42,6 +42,7 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
             redacted=redacted,
             hero=pictures.closest(run, jobs, scores, finding.attack, redacted=redacted),
             galleries=pictures.galleries(run, jobs, scores, attacks, redacted=redacted),
+            unscored=pictures.unscored(run, jobs, attacks, redacted=redacted),
             population=content.exposed(summary),
             identification=content.identification(summary),
             comparisons=summary.get("comparisons", []),

@@ -16,7 +16,8 @@ from fedsim.scoring.wording import closest, stand_out_words
 # What a reader must know first comes first. A mis-specified or incomplete attack outranks a failed
 # one: it is the reason not to believe the failure. So does one that crashed on all its victims; one
 # that declined them comes last (`rank_of`).
-RANK = ["LEAKS", "PARTIAL", "MIS-SPECIFIED", "INCOMPLETE", "NOT RECOVERED", "NO RESULT"]
+RANK = ["LEAKS", "PARTIAL", "MIS-SPECIFIED", "INCOMPLETE"]
+RANK += ["NOT SCORED", "NOT RECOVERED", "NO RESULT"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,15 @@ def strongest(summary: dict[str, Any]) -> Finding:
     entry = min(entries, key=strength)
     if entry["verdict"] == "NO RESULT":
         return _nothing(entry, entries)
+    if entry["verdict"] == "NOT SCORED":
+        return Finding(
+            "NOT SCORED",
+            "Reconstructions without scores: no client had a witness.",
+            f"Below is what the attacks made of the updates that the server received. Nobody here "
+            f"knows the clients' pictures, so nothing says how close they are: this is neither a "
+            f"leak that is shown nor a sign of safety. {entry.get('words', '')}",
+            None,
+        )
     sentence, detail = _told(entry, summary["threat"])
     return Finding(entry["verdict"], sentence, detail, entry["attack"])
 

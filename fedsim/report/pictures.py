@@ -20,7 +20,7 @@ from fedsim.core.files import write_atomically
 from fedsim.core.run import Run
 from fedsim.report.formats import count, decibel, headline, label
 from fedsim.report.headline import Finding
-from fedsim.scoring.scores import CLAIMED, load_pictures
+from fedsim.scoring.scores import CLAIMED, load_pictures, results_of
 
 MOST_SHOWN, LEAST_SHOWN, BASELINE_SHOWN = 16, 8, 4  # rows of four
 PIXEL_BUDGET = 4_000_000  # over all galleries: a report of many large pictures stays mailable
@@ -31,6 +31,7 @@ COLOURS = {
     "MIS-SPECIFIED": "#6b3fa0",
     "INCOMPLETE": "#1f6464",
     "NOT RECOVERED": "#41566e",
+    "NOT SCORED": "#41566e",
     "NO RESULT": "#5c636b",
 }
 
@@ -160,6 +161,67 @@ def galleries(
         about = (len(attack_scores), film, whose, len(claimed))
         shown.append(Gallery(name, entry["verdict"], pairs, *about))
     return shown
+
+
+@dataclass(frozen=True)
+class Made:
+    """One picture that an attack made, where nobody knows the true one."""
+
+    picture: Tensor
+    round: int
+    client: int
+    label: int | None
+    loss: float | None
+    redacted: bool = False
+
+    @property
+    def uri(self) -> str:
+        return data_uri(mosaic(self.picture) if self.redacted else self.picture)
+
+    @property
+    def place(self) -> str:
+        return f"round {self.round}, client {self.client}"
+
+    @property
+    def alt(self) -> str:
+        return f"Reconstruction of {self.place}, not compared with anything"
+
+    @property
+    def look(self) -> str:
+        return "small" if min(self.picture.shape[-2:]) < PIXELATED_BELOW else "large"
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """The pictures of one attack on updates that nobody has the truth of."""
+
+    attack: str
+    verdict: str
+    made: list[Made]
+    images: int
+
+
+def unscored(
+    run: Run, jobs: list[Job], verdicts: list[dict[str, Any]], *, redacted: bool = False
+) -> list[Unscored]:
+    """One gallery for each attack of a run without truth; of many pictures, the first of each
+    update first."""
+    found = []
+    entries = [entry for entry in verdicts if entry.get("made")]
+    for entry in entries:
+        own = [job for job in jobs if job.label == entry["attack"] and not job.trial]
+        by_place: list[tuple[int, Made]] = []
+        for job, result in results_of(own, run.spec.seed):
+            alike = result.labels is not None and len(result.labels) == len(result.images)
+            for place, picture in enumerate(result.images[:MOST_SHOWN]):
+                known = int(result.labels[place]) if alike and result.labels is not None else None
+                about = (job.round, job.client, known, result.loss, redacted)
+                by_place.append((place, Made(picture, *about)))
+        first = sorted(by_place, key=lambda pair: pair[0])
+        most = BASELINE_SHOWN if entry["verdict"] == "BASELINE" else MOST_SHOWN
+        shown = [made for _, made in first[:most]]
+        found.append(Unscored(entry["attack"], entry["verdict"], shown, entry["made"]))
+    return found
 
 
 def claimed_in(own: pd.DataFrame) -> pd.DataFrame:

@@ -16,13 +16,20 @@ def exposures(spec: Spec) -> list[Exposure]:
     """How often each client's samples are used, client by client."""
     cohorts = [spec.cohort(round_) for round_ in range(1, spec.train.rounds + 1)]
     by_client = []
-    for client, shard in enumerate(shards_of(spec.data, spec.seed)):
-        rounds = sum(client in cohort for cohort in cohorts)
-        train, samples = spec.train, len(shard)
+    for client, samples in enumerate(_samples(spec)):
+        rounds, train = sum(client in cohort for cohort in cohorts), spec.train
         steps = steps_of_round(train.local_steps, train.local_epochs, samples, train.step_size)
         rate = min(1.0, train.step_size / samples)
         by_client.append(Exposure(rate, steps * rounds, rounds))
     return by_client
+
+
+def _samples(spec: Spec) -> list[int]:
+    """How many samples each client has; of a captured one it is known what the client counted, or
+    that it has a batch."""
+    if spec.captured is not None:
+        return [spec.captured.examples or spec.train.step_size] * spec.data.clients
+    return [len(shard) for shard in shards_of(spec.data, spec.seed)]
 
 
 def budgets(spec: Spec) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from fedsim.core.files import checksum, read_json, write_json
 from fedsim.core.learning import Protocol, Update, local_update, recall
 from fedsim.core.observation import (
     Observation,
+    Public,
     read_observation,
     recorded_checksum,
     refuse_foreign,
@@ -36,6 +37,7 @@ from fedsim.core.run import Run, observation_name, paths
 from fedsim.core.spec import TrainSpec
 from fedsim.core.vault import Truth, Vault
 from fedsim.defenses.applied import announced, declared, hiding
+from fedsim.scoring.unseen_noise import quiet, unexplained
 
 # Replays differ by rounding alone: about 1e-6 on a CPU, more after many local steps.
 CANARY_TOLERANCE = 1e-4
@@ -104,6 +106,8 @@ def _checked(run: Run, round_: int, client: int, before: Kept | None, device: to
     if before is not None and before.of == of:
         return before
     observation = read_observation(path)
+    if run.spec.captured is not None:
+        return Kept(error=captured_canary(observation, truth, device), of=of)
     return Kept(error=canary(observation, truth, device, run.spec.cohort(round_), own), of=of)
 
 
@@ -181,6 +185,91 @@ def canary(
         return relative_error(replay, observation.update)
     # Beside masks of 63 bits any update is nothing: compared is what lies under them.
     return relative_error(*(_unmasked(u, mask, *where) for u in (replay, observation.update)))
+
+
+def captured_canary(observation: Observation, truth: Truth, device: torch.device) -> float:
+    """The same for a client of somebody's own app: parameters that it did not upload it did not
+    train, and its count of examples is its own. The witness counts: where it saw other batches than
+    were declared, the canary fails."""
+    if undeclared(observation.public, truth) is not None:
+        return 1.0
+    return replay_error(observation, truth, observation.public.protocol, device)
+
+
+def replay_error(
+    observation: Observation, truth: Truth, protocol: Protocol, device: torch.device
+) -> float:
+    """How far the replay of a captured client that trains by this ``protocol`` is from what was
+    observed; where noise was declared whose coins are the client's own, as far as that does not
+    explain it."""
+    replay, observed = replayed(observation, truth, protocol, device)
+    unseen = quiet(declared(observation.public.defenses))
+    return unexplained(replay, observed, unseen[1]) if unseen else relative_error(replay, observed)
+
+
+def replayed(
+    observation: Observation, truth: Truth, protocol: Protocol, device: torch.device
+) -> tuple[Update, Update]:
+    """The replay of a captured client that trains by this ``protocol``, without noise that is the
+    client's own, and what was observed."""
+    public, observed = observation.public, observation.update
+    model = announced(public)
+    model.load_state_dict(observation.weights)
+    model.to(device)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name in observed.tensors)
+    defenses = [
+        defense.at_round(observation.round, observation.client, ())
+        for defense in declared(public.defenses)
+    ]
+    unseen = quiet(defenses)
+    with threads(1):
+        replay = local_update(
+            model,
+            [(images.to(device), labels.to(device)) for images, labels in truth.replay()],
+            replace(protocol, loss=protocol.loss.balanced_by(truth.class_weights)),
+            defenses=unseen[0] if unseen is not None else defenses,
+            rng=truth.coin(),
+            sent=observation.weights,
+        )
+    # What travels is weights: the difference from those that were sent has their rounding.
+    travelled = {
+        name: _as_difference(tensor.cpu(), observation.weights[name], observed.tensors.get(name))
+        for name, tensor in replay.tensors.items()
+    }
+    replay = replace(replay, tensors=travelled, num_examples=observed.num_examples)
+    # Counters that were averaged come back as floats from some of Flower's mods.
+    buffers = {
+        name: buffer.to(replay.buffers[name].dtype)
+        if name in replay.buffers and torch.equal(buffer, buffer.round())
+        else buffer
+        for name, buffer in observed.buffers.items()
+    }
+    return replay, replace(observed, buffers=buffers)
+
+
+def _as_difference(update: Tensor, sent: Tensor, like: Tensor | None) -> Tensor:
+    kind = update.dtype if like is None else like.dtype
+    return (sent.to(update) + update).to(kind) - sent.to(kind)
+
+
+def undeclared(public: Public, truth: Truth) -> tuple[str, str] | None:
+    """Which of the declared counts is not what the witness saw, and what it saw; None where all
+    are."""
+    sizes = [len(batch) for batch in truth.batches]
+    if public.local_steps and not public.local_epochs and len(sizes) != public.local_steps:
+        return "train.local_steps", str(len(sizes))
+    # A client with less than a batch has smaller ones, and so has the end of an epoch.
+    if max(sizes) > public.batch_size or (max(sizes) < public.batch_size and len(set(sizes)) > 1):
+        return "train.batch_size", str(max(sizes))
+    if public.local_epochs and not public.protocol.augment:
+        often = dict.fromkeys(range(len(truth.images)), 0)
+        for row in (row for batch in truth.batches for row in batch):
+            often[row] += 1
+        most = max(often.values())
+        if most > 1 and most != public.local_epochs and set(often.values()) == {most}:
+            return "train.local_epochs", str(most)
+    return None
 
 
 def _unmasked(

@@ -24,7 +24,12 @@ ALONE_SSIM = 0.5
 CLEAR_SSIM = 0.5  # asked of a picture that stands out where there is no baseline
 
 FLAT, FLAT_SSIM = "psnr_flat", "ssim_flat"
-_FLAT_OF = {"psnr": FLAT, "psnr_registered": FLAT, "ssim": FLAT_SSIM}  # no shift changes it
+# Against the client's own picture, where the model saw it augmented.
+ORIGINAL, FLAT_ORIGINAL = "psnr_original", "psnr_flat_original"
+_FLAT_OF = {  # no shift changes it
+    **{"psnr": FLAT, "psnr_registered": FLAT, "ssim": FLAT_SSIM},
+    ORIGINAL: FLAT_ORIGINAL,
+}
 _PLACED = ("psnr", "psnr_registered")  # a picture that came back elsewhere came back
 
 
@@ -38,12 +43,28 @@ def beside_baseline(
 
 def recovered(paired: pd.DataFrame) -> pd.Series:
     """The rule of LEAKS, row by row: 30 dB or more, and 3 dB or more above the better of baseline
-    and flat colour; in place, or after the shift that registration finds."""
+    and flat colour; in place, or after the shift that registration finds; of the picture as the
+    model saw it, or as it was before that was augmented."""
+    return recovered_as_seen(paired) | recovered_as_it_was(paired)
+
+
+def recovered_as_seen(paired: pd.DataFrame) -> pd.Series:
+    """The rule of LEAKS for pictures as the model saw them."""
     hit = pd.Series(False, index=paired.index)
     for metric in _PLACED:
-        value = _numbers(paired, metric)
-        hit |= (value >= RECOVERED_DB) & _above(value, _free(paired, metric), ABOVE_BASELINE_DB)
+        hit |= _hit(paired, metric)
     return hit
+
+
+def recovered_as_it_was(paired: pd.DataFrame) -> pd.Series:
+    """The rule of LEAKS for the clients' own pictures; not where scores of older versions do not
+    tell what a flat colour has of those."""
+    return _hit(paired, ORIGINAL) & _numbers(paired, FLAT_ORIGINAL).notna()
+
+
+def _hit(paired: pd.DataFrame, metric: str) -> pd.Series:
+    value = _numbers(paired, metric)
+    return (value >= RECOVERED_DB) & _above(value, _free(paired, metric), ABOVE_BASELINE_DB)
 
 
 def stands_out(paired: pd.DataFrame) -> pd.Series:

@@ -34,19 +34,22 @@ from fedsim.core.metrics import (
 )
 from fedsim.core.observation import (
     chosen_in,
+    read_observation,
     recorded_checksum,
     recorded_pictures,
     refuse_foreign,
 )
 from fedsim.core.run import Run, address_of
 from fedsim.core.vault import Truth, Vault
+from fedsim.scoring.activations import features_beside
 from fedsim.scoring.canary import check_canaries
 from fedsim.scoring.identification import Gallery, Wanted
-from fedsim.scoring.recovery import FLAT, FLAT_SSIM, RECOVERED_DB
+from fedsim.scoring.recovery import FLAT, FLAT_ORIGINAL, FLAT_SSIM, ORIGINAL, RECOVERED_DB
 from fedsim.scoring.vigilance import refused_in
 
 CLAIMED = "claimed"
-PSNR_ORIGINAL, SSIM_ORIGINAL = "psnr_original", "ssim_original"
+FEATURES, FEATURES_FREE = "features", "features_free"
+SSIM_ORIGINAL = "ssim_original"
 _FAILURE = TypeAdapter(dict[str, str])
 _REGISTERED = "psnr_registered"
 
@@ -57,7 +60,8 @@ def columns() -> list[str]:
         *("round", "client", "attack", "threat", "trial", "image"),
         *METRICS,
         *("label_true", "label_recovered", "identified", "seconds", "loss", "canary", "picture"),
-        *(PSNR_ORIGINAL, SSIM_ORIGINAL, FLAT, FLAT_SSIM, "digest", CLAIMED),
+        *(ORIGINAL, SSIM_ORIGINAL, FLAT_ORIGINAL, FLAT, FLAT_SSIM, "digest", CLAIMED),
+        *(FEATURES, FEATURES_FREE),
     ]
 
 
@@ -76,6 +80,8 @@ class Pictures:
     summed: bool = False  # whether it was read from the sum of a cohort
     shifted: Callable[[], Tensor | None] = lambda: None  # the guess in the order of `_elsewhere`
     before: Tensor | None = None  # the pictures as they were, where the model saw them augmented
+    # The cosines of claimed features, and of a grey picture's, for each picture.
+    features: Callable[[], tuple[list[float | None], list[float | None]] | None] = lambda: None
 
     @property
     def sources(self) -> Tensor:
@@ -140,7 +146,8 @@ def load_pictures(run: Run, job: Job, granted: frozenset[str] | None = None) -> 
     files = read_from(job.observation, known)
     truths = {address_of(file)[1]: _truth(run, file) for file in files}
     truth = truths[job.client]
-    if not len(result.images) and chosen_in(job.observation) is None:
+    claims = len(result.images) or result.features is not None
+    if not claims and chosen_in(job.observation) is None:
         raise RunError("it holds no picture.")
     if result.images.shape[1:] != truth.images.shape[1:]:
         raise RunError(f"its pictures are of another size, {tuple(result.images.shape[1:])}.")
@@ -157,7 +164,17 @@ def load_pictures(run: Run, job: Job, granted: frozenset[str] | None = None) -> 
     about = (result, recovered, claimed, left_out, len(truths) > 1)
     shifted = partial(_elsewhere, images, result.images, guess, own)
     before = truth.sources if truth.originals is not None else None
-    return Pictures(job, truth.images, truth.labels, guess[own], *about, shifted, before)
+    features = partial(_features, job, truth, result.features, summed=len(truths) > 1)
+    return Pictures(job, truth.images, truth.labels, guess[own], *about, shifted, before, features)
+
+
+def _features(
+    job: Job, truth: Truth, claimed: Tensor | None, *, summed: bool
+) -> tuple[list[float | None], list[float | None]] | None:
+    """The cosines of claimed features; of a sum, whose are whose nobody says."""
+    if claimed is None or summed:
+        return None
+    return features_beside(read_observation(job.observation), truth, claimed)
 
 
 def _elsewhere(images: Tensor, guesses: Tensor, placed: Tensor, own: slice) -> Tensor | None:
@@ -235,6 +252,7 @@ class Yardstick:
     wanted: Wanted | None  # the pictures behind them, as the gallery sees them
     digests: tuple[str, ...]  # by which a picture is known again
     flat: tuple[float, ...]  # the PSNR of the best flat colour
+    flat_original: tuple[float, ...]  # the same beside the pictures as they were
     flat_ssim: tuple[float, ...]
 
     @classmethod
@@ -249,6 +267,7 @@ class Yardstick:
             gallery.wanted(sources) if gallery is not None else None,
             tuple(pixel_digest(picture) for picture in sources),
             tuple(psnr(truth, mean_colour(truth)).tolist()),
+            tuple(psnr(sources, mean_colour(sources)).tolist()),
             tuple(ssim(truth, mean_colour(truth)).tolist()),
         )
 
@@ -292,6 +311,8 @@ def _rows(
     else:
         pair = (pictures.before, pictures.guess)
         original = (psnr(*pair).tolist(), ssim(*pair).tolist())
+    nothing: list[float | None] = [None] * len(labels)
+    features = pictures.features() or (nothing, nothing)
     return [
         {
             "round": job.round,
@@ -307,12 +328,15 @@ def _rows(
             "loss": result.loss,
             "canary": canary,
             "picture": numbers[image],
-            PSNR_ORIGINAL: original[0][image],
+            ORIGINAL: original[0][image],
             SSIM_ORIGINAL: original[1][image],
+            FLAT_ORIGINAL: yardstick.flat_original[image],
             FLAT: yardstick.flat[image],
             FLAT_SSIM: yardstick.flat_ssim[image],
             "digest": yardstick.digests[image],
             CLAIMED: pictures.claimed[image],
+            FEATURES: features[0][image],
+            FEATURES_FREE: features[1][image],
         }
         for image in range(len(labels))
     ]

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
-from scipy.stats import beta, t
+from scipy.stats import beta, binom, t
 
 from fedsim.core.metrics import METRICS, Metric, shown_in
 
@@ -233,6 +233,20 @@ def label_accuracy(own: pd.DataFrame) -> dict[str, float] | None:
     if own["label_recovered"].isna().all():
         return None
     return rate(own.assign(right=_right(own)), "right")
+
+
+def label_chance(own: pd.DataFrame, classes: int) -> float | None:
+    """What share of the labels somebody would have who named as many at random, each class as
+    likely; of a large batch that is a lot, because labels are recovered as a multiset."""
+    shares = []
+    for _, rows in own.groupby([*VICTIM, "trial"]):
+        named = int(rows["label_recovered"].notna().sum())
+        counts = rows["label_true"].value_counts().to_numpy()
+        hits = np.arange(named + 1)
+        likely = binom.pmf(hits, named, 1 / classes)
+        found = [float((likely * np.minimum(hits, count)).sum()) for count in counts]
+        shares += [sum(found) / len(rows)] * len(rows)
+    return clean(np.mean(shares)) if shares else None
 
 
 def _label_share(rows: pd.DataFrame) -> float | None:

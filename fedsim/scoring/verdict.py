@@ -1,8 +1,9 @@
 """Verdicts: what the scores mean, in careful words, by these rules.
 
     BASELINE       the baseline itself, whatever it scores
-    LEAKS          at least one picture at 30 dB or more, in place or once shifted, and 3 dB or
-                   more above the better of the baseline and the best flat colour
+    LEAKS          at least one picture at 30 dB or more, in place or once shifted, as the model
+                   saw it or as it was before that was augmented, and 3 dB or more above the better
+                   of the baseline and the best flat colour
     PARTIAL        a single picture stands out: 10 dB and 0.3 SSIM or more above the better of the
                    two, or 0.5 SSIM alone
     BASELINE       an attack that was done on every victim and by its ledger read nothing private
@@ -16,6 +17,8 @@
                    told from a gallery of others as often as chance would less than once in a
                    thousand times
     NOT RECOVERED  otherwise: by this attack, at this budget
+    NOT SCORED     the run was captured and nobody witnessed what its clients learned from: there
+                   are reconstructions, and nothing to compare them with
     NO RESULT      nothing to score: its jobs failed, or none of its victims was observed
 
 The first that holds counts: a picture that came back has leaked, whatever else is wrong, and
@@ -41,11 +44,13 @@ from fedsim.core.metrics import METRICS
 from fedsim.core.spec import Spec
 from fedsim.scoring.canary import tolerance_of
 from fedsim.scoring.recovery import (
-    RECOVERED_DB,
+    ORIGINAL,
     above_flat,
     above_free,
     beside_baseline,
     recovered,
+    recovered_as_it_was,
+    recovered_as_seen,
     stands_out,
 )
 from fedsim.scoring.statistics import (
@@ -56,9 +61,10 @@ from fedsim.scoring.statistics import (
     describe,
     interval,
     label_accuracy,
+    label_chance,
     rate,
 )
-from fedsim.scoring.wording import PARTIAL_DB, PARTIAL_SSIM, words_of
+from fedsim.scoring.wording import PARTIAL_DB, PARTIAL_SSIM, unscored_words, words_of
 
 MARGINS = {"psnr": PARTIAL_DB, "psnr_registered": PARTIAL_DB, "ssim": PARTIAL_SSIM}
 # Marks for where nobody guessed: flat colours reach 10 to 18 dB on photographs.
@@ -117,21 +123,27 @@ def summarise(
     failed: list[dict[str, str]],
     chances: Mapping[str, Mapping[str, Any]] | None = None,
     asked: Asked | None = None,
+    classes: int | None = None,
+    unscored: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """One entry per attack, in the order of the spec; the baseline last. ``ledgers`` says what each
     attack read (one that is not in there may have read anything), ``chances`` what its
-    identification is to be read against; without ``asked``, all that the scores hold was."""
+    identification is to be read against; without ``asked``, all that the scores hold was;
+    ``classes`` says of how many classes labels were named, ``unscored`` what each attack made where
+    there is no truth at all."""
     asked = asked or Asked.of(scores)
     baseline = scores[scores["attack"] == asked.baseline]
     entries = []
     for label in labels:
         rows, ledger = scores[scores["attack"] == label], ledgers.get(label)
-        if rows.empty:
+        if unscored is not None and label in unscored:
+            entries.append(_not_scored(label, ledger or [], unscored[label], asked))
+        elif rows.empty:
             own = [job for job in failed if job["attack"] == label]
             entries.append(_no_result(label, ledger or [], own, asked))
         else:
             chance = (chances or {}).get(label)
-            entries.append(_one(rows, baseline, label, ledger, spec, chance, asked))
+            entries.append(_one(rows, baseline, label, ledger, spec, chance, asked, classes))
     return entries
 
 
@@ -153,6 +165,23 @@ def _no_result(
     return {"attack": label, "verdict": "NO RESULT", **about, "words": words}
 
 
+def _not_scored(
+    label: str, ledger: list[str], made: Mapping[str, Any], asked: Asked
+) -> dict[str, Any]:
+    """What an attack made, and no word on whether it is right."""
+    entry = {
+        "attack": label,
+        "verdict": "BASELINE" if label == asked.baseline else "NOT SCORED",
+        "is_baseline": label == asked.baseline,
+        "images": 0,
+        "victims_of": asked.victims,
+        "refused": asked.refused,
+        "ledger": ledger,
+        **made,
+    }
+    return entry | {"words": unscored_words(entry)}
+
+
 def _one(
     rows: pd.DataFrame,
     baseline: pd.DataFrame,
@@ -161,6 +190,7 @@ def _one(
     spec: Spec,
     chance: Mapping[str, Any] | None,
     asked: Asked,
+    classes: int | None,
 ) -> dict[str, Any]:
     paired = beside_baseline(rows, baseline)
     told = ledger is None or not LOOKS.isdisjoint(ledger)
@@ -185,7 +215,7 @@ def _one(
         "metrics": {m: describe(rows, m) for m in METRICS},
         "baseline": {m: _mean(same[m]) for m in METRICS},
         "label_accuracy": labels["rate"] if labels else None,
-        "labels": labels,
+        "labels": labels and {**labels, **_by_chance(rows, classes)},
         "identification": _identification(rows, chance),
         "canary": {
             "ok": bool(canary.notna().all() and (canary <= tolerance).all()),
@@ -196,7 +226,10 @@ def _one(
         "ledger": ledger or [],
     }
     if spec.train.augment:
-        entry["originals"] = _originals(rows)
+        entry["originals"] = _originals(paired)
+    if (features := _features(rows)) is not None:
+        entry["features"] = features
+    entry["claims"] = bool(rows["claimed"].fillna(True).any()) if "claimed" in rows else True
     if label == asked.baseline:
         entry["verdict"] = "BASELINE"
     else:
@@ -204,6 +237,11 @@ def _one(
         entry["verdict"] = _verdict(entry, paired, asked)
     entry["words"] = words_of(entry)
     return entry
+
+
+def _by_chance(rows: pd.DataFrame, classes: int | None) -> dict[str, float | None]:
+    """What the share of labels is to be read against, where the number of classes is known."""
+    return {} if classes is None else {"by_chance": label_chance(rows, classes)}
 
 
 def _verdict(entry: dict[str, Any], paired: pd.DataFrame, asked: Asked) -> str:
@@ -263,18 +301,27 @@ def _standing_out(paired: pd.DataFrame) -> dict[str, Any] | None:
     }
 
 
-def _originals(rows: pd.DataFrame) -> dict[str, Any]:
+def _originals(paired: pd.DataFrame) -> dict[str, Any]:
     """Where clients augment: how many pictures came back as the model saw them, and how many as
     they were before, with the closest of each."""
-    seen, before = rows["psnr"].astype(float), rows["psnr_original"].astype(float)
+    seen, before = paired["psnr"].astype(float), paired[ORIGINAL].astype(float)
     return {
-        "seen": count_pictures(rows[seen >= RECOVERED_DB]),
-        "originals": count_pictures(rows[before >= RECOVERED_DB]),
-        "of": count_pictures(rows),
+        "seen": count_pictures(paired[recovered_as_seen(paired)]),
+        "originals": count_pictures(paired[recovered_as_it_was(paired)]),
+        "of": count_pictures(paired),
         "closest_seen": clean(seen.max()),
         "closest_original": clean(before.max()),
         "mean_original": _mean(before),
     }
+
+
+def _features(rows: pd.DataFrame) -> dict[str, Any] | None:
+    """How close claimed features are to those the head read, and what a grey picture's are."""
+    if "features" not in rows or rows["features"].isna().all():
+        return None
+    found, free = rows["features"].astype(float), rows["features_free"].astype(float)
+    return {"mean": _mean(found), "least": clean(found.min()), "free": _mean(free),
+            "of": count_pictures(rows)}  # fmt: skip
 
 
 def _identification(rows: pd.DataFrame, chance: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -18,6 +18,8 @@ def words_of(entry: dict[str, Any]) -> str:
     behind = f"{entry['victims']} of {entry['victims_of']} victims"
     if entry.get("refused"):
         behind += f" ({entry['refused']} more did not upload, by their guards)"
+    if entry["verdict"] == "NOT RECOVERED" and not entry.get("claims", True):
+        return f"{name} claims no picture; {behind}.{_features(entry)}"
     return {
         "LEAKS": f"{name} reconstructed the clients' pictures: {mean:.1f} dB on average, "
         f"{closest(entry)} for the worst-hit client{against}; {behind}."
@@ -25,7 +27,7 @@ def words_of(entry: dict[str, Any]) -> str:
         "PARTIAL": f"{name} learned more than a guess, {_extent(entry)}: {mean:.1f} dB on "
         f"average{against}; {behind}.{_which(entry)}{_untold(entry)}",
         "NOT RECOVERED": f"{name} did not recover the pictures at this budget: {mean:.1f} dB on "
-        f"average{against}; {behind}.{_undecided(entry)} A stronger attack may.",
+        f"average{against}; {behind}.{_undecided(entry)}{_features(entry)} A stronger attack may.",
         "INCOMPLETE": f"{name} is not done, because {entry.get('lacking')}: on {behind} no clear "
         f"picture came back, {mean:.1f} dB on average{against}, which says nothing about the rest.",
         "MIS-SPECIFIED": f"{name} attacked a protocol that is not the one the clients followed: "
@@ -37,6 +39,23 @@ def words_of(entry: dict[str, Any]) -> str:
         f"scores is a guess: {mean:.1f} dB on "
         f"average{against}; {behind}.",
     }[entry["verdict"]]
+
+
+def unscored_words(entry: dict[str, Any]) -> str:
+    """What an entry without any truth says; it may be right or wrong, and nobody here knows."""
+    made, of = entry["made"], entry["victims_of"]
+    if entry["is_baseline"]:
+        return "A guess that never sees the update; without the truth nothing is compared with it."
+    some = f"{made} picture" + ("" if made == 1 else "s")
+    labels = entry["labels_read"]
+    read = f" It read {labels} label" + ("" if labels == 1 else "s") + "." if labels else ""
+    loss = entry["loss"]
+    fit = f" Its matching loss is {loss:.3g} in the median." if loss is not None else ""
+    return (
+        f"{entry['attack']} made {some} from {entry['victims']} of {of} updates, and no client had "
+        f"a witness: they are not scored, and may be right or wrong.{read}{fit} A witness in the "
+        f"ClientApp tells: fedsim.witness(trainloader, context)."
+    )
 
 
 def _decibel(value: float) -> str:
@@ -85,6 +104,18 @@ def _which(entry: dict[str, Any]) -> str:
         f" These are the pictures as the model saw them, augmented: {found['seen']} of "
         f"{found['of']} came back; of the originals {found['originals']} "
         f"(the closest: {found['closest_original']:.1f} dB)."
+    )
+
+
+def _features(entry: dict[str, Any]) -> str:
+    """What the head read of the pictures, where an attack tells."""
+    found = entry.get("features")
+    if not found:
+        return ""
+    return (
+        f" The features that the head read of {found['of']} pictures came back at a cosine of "
+        f"{found['mean']:.4f} on average, {found['least']:.4f} at least (a grey picture's: "
+        f"{found['free']:.4f}): they tell what a picture shows to whoever has others to compare."
     )
 
 

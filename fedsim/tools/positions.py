@@ -75,8 +75,7 @@ def analyse(
     parts = vit_parts(model)
     if parts.position is None:
         raise RunError("the model has no position embedding to look at.")
-    rows = tensor_of(model, parts.position).detach().double()
-    rows = rows.reshape(-1, rows.shape[-1])[parts.prefix_tokens :]
+    rows = parts.rows_of(tensor_of(model, parts.position).detach().double())
     shares = explained_variance(rows)
     shuffled = [shuffling(model, spec, parts.grid, ratio, pictures) for ratio in RATIOS]
     findings = Findings(
@@ -200,7 +199,7 @@ def load_final_model(run: Run, file: Path | None = None) -> nn.Module:
         raise RunError(f"'{run.root}' has no checkpoint yet: its rounds are not done.")
     classes = len(images_of(spec.data, "train").classes)
     model = build_architecture(spec.model, image_size=spec.data.image_size, num_classes=classes)
-    model = prepared(model, declared(spec.defenses))
+    model = prepared(model, declared(spec.defenses), spec.train)
     model.load_state_dict(split(read_tensors(file, links=file != run.checkpoint)[0])[0])
     return model.eval()
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 from fedsim.attacks.patch_solve import distance_to_8_bit
 from fedsim.core.errors import AttackError
+from fedsim.core.lora import Lora
 from fedsim.core.metrics import psnr
 from fedsim.core.optimizers import Schedule
 from fedsim.core.spec import ModelSpec, TrainSpec
-from tests.staging import TINY, attack, observe, photos
+from fedsim.core.trainable import restricted
+from tests.staging import TINY, attack, observe, observe_net, photos, prepared
 
 
 @pytest.mark.parametrize(
@@ -116,3 +121,76 @@ def test_patch_solve_says_that_adamw_bends_its_system() -> None:
     train = TrainSpec(upload="delta", local_steps=2, lr=0.001, optimizer="adamw")
     result = attack(observe(TINY, images, labels, train), "patch_solve", threat="C")
     assert any("adamw" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "Registers",
+        "Grid",
+        "Long",
+        "TokenLast",
+        "Unfolded",
+        "InPlace",
+        "RootNorm",
+        "Scaled",
+        "Gained",
+    ],
+)
+def test_patch_solve_recovers_one_image_wherever_positions_are_kept(odd: str) -> None:
+    images, labels = photos(32, [70])
+    observation = observe(ModelSpec(name=f"tests.oddities:{odd}"), images, labels)
+    result = attack(observation, "patch_solve", snap=False)
+    assert float(psnr(images, result.images)) > 80
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ("TwoAxes", "no parameter was found that is added to the patches as it is"),
+        ("NormedPatches", "made of other parameters"),
+        ("ConvStem", "no layer that reads patches"),
+        ("Frozen", "did not upload"),
+    ],
+)
+def test_patch_solve_says_which_part_an_odd_model_lacks(odd: str, words: str) -> None:
+    images, labels = photos(32, [70])
+    observation = observe(ModelSpec(name=f"tests.oddities:{odd}"), images, labels)
+    with pytest.raises(AttackError, match=words):
+        attack(observation, "patch_solve")
+
+
+def adapted(rank: int, moved: float) -> nn.Module:
+    """A ViT whose positions are trained, and an adapter on its patch projection."""
+    net = prepared(TINY, 32, lambda model: model)
+    net = restricted(net, ("lora", "pos_embed"), Lora(r=rank, targets=("patch_embed.proj",)))
+    with torch.no_grad():
+        net.patch_embed.proj.lora_B["default"].weight.normal_(std=moved)
+    return net
+
+
+@pytest.mark.parametrize(("rank", "moved"), [(32, 0.01), (192, 0.0)])
+def test_an_adapter_on_the_projection_gives_the_picture_away(rank: int, moved: float) -> None:
+    images, labels = photos(32, [70])
+    net = adapted(rank, moved)
+    result = attack(
+        observe_net(net, TINY, images, labels), "patch_solve", lambda: copy.deepcopy(net)
+    )
+    assert float(psnr(images, result.images)) > 60
+
+
+@pytest.mark.parametrize(("rank", "moved"), [(8, 0.01), (32, 0.0)])
+def test_an_adapter_that_shows_too_little_is_declined(rank: int, moved: float) -> None:
+    images, labels = photos(32, [70])
+    net = adapted(rank, moved)
+    observation = observe_net(net, TINY, images, labels)
+    with pytest.raises(AttackError, match=rf"adapter of rank {rank} shows"):
+        attack(observation, "patch_solve", lambda: copy.deepcopy(net))
+
+
+def test_positions_that_are_added_again_do_not_fit_and_that_is_told() -> None:
+    images, labels = photos(32, [70])
+    observation = observe(ModelSpec(name="tests.oddities:Everywhere"), images, labels)
+    result = attack(observation, "patch_solve")
+    assert float(psnr(images, result.images)) < 20
+    assert any("do not fit" in note for note in result.notes)

@@ -117,7 +117,10 @@ def test_trials_differ_by_the_attackers_coin_only(tmp_path: Path) -> None:
 
 
 def test_a_frozen_position_embedding_makes_patch_solve_decline(tmp_path: Path) -> None:
-    run = audit(small_spec("defenses=[{name: frozen_pe}]"), tmp_path / "run")
+    spec = small_spec("defenses=[{name: frozen_pe}]")
+    with pytest.raises(SpecError, match="patch_solve needs the gradient of pos_embed"):
+        audit(spec, tmp_path / "run")
+    run = audit(spec, tmp_path / "run", willing=True)
     verdict = run.summary["verdicts"][0]
     assert verdict["verdict"] == "NO RESULT"
     assert "pos_embed" in verdict["words"]

@@ -10,6 +10,7 @@ from fedsim.core.anatomy import (
     Found,
     found_in,
     head_names,
+    layer_of,
     remember,
     tensor_of,
     vit_parts,
@@ -18,6 +19,7 @@ from fedsim.core.dissection import dissect
 from fedsim.core.errors import ModelError
 from fedsim.core.models import build_model
 from fedsim.core.spec import ModelSpec
+from tests import oddities
 from tests.tutorials import TutorialViT
 
 
@@ -58,3 +60,10 @@ def test_parameters_and_buffers_are_found_by_name() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3))
     assert tensor_of(model, "0.weight") is model[0].weight
     assert tensor_of(model, "0.running_mean") is model[0].running_mean
+
+
+def test_a_layer_is_found_by_a_weight_that_goes_by_another_name() -> None:
+    model = oddities.TiedElsewhere()
+    assert "out.weight" not in dict(model.named_parameters())
+    assert layer_of(model, "alias") is model.out
+    assert layer_of(model, "cut.weight") is model.cut

@@ -73,13 +73,24 @@ def test_mixers_one_after_the_other_and_one_of_several_add_up() -> None:
         ({"name": "Resize", "size": 8}, r"Resize makes \(3, 8, 8\) of a picture of \(3, 16, 16\)"),
         ({"name": "ToPILImage"}, "ToPILImage makes Image of a picture"),
         ({"name": "MixUp", "num_classes": 3}, r"MixUp has no parameter 'num_classes'"),
+        ({"name": "RandomZoomOut"}, "RandomZoomOut makes"),  # every second time
+        (
+            {"name": "RandomApply", "p": 0.2, "transforms": [{"name": "Resize", "size": 8}]},
+            r"RandomApply makes \(3, 8, 8\)",
+        ),
+        (
+            {"name": "RandomApply", "p": 0.2, "transforms": ["GaussianNoise", 7]},
+            "no transform '7'",
+        ),
+        ({"name": "MixUp", "alpha": 0.0}, "MixUp does not take its parameters"),
     ],
 )
 def test_a_transform_that_cannot_be_applied_is_refused_in_a_sentence(
     component: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(SpecError, match=words):
+    with pytest.raises(SpecError, match=words) as error:
         check_augmentation([component], SIDE)
+    assert "\n" not in str(error.value)
 
 
 def test_what_mixes_a_batch_comes_last() -> None:
@@ -88,3 +99,17 @@ def test_what_mixes_a_batch_comes_last() -> None:
     with pytest.raises(SpecError, match="choose among one kind"):
         check_augmentation([{"name": "RandomChoice", "transforms": [*MIX, USUAL[3]]}], SIDE)
     check_augmentation([*USUAL, *MIX], SIDE)
+
+
+def test_a_transform_inside_another_may_be_its_name_alone() -> None:
+    choice = [{"name": "RandomChoice", "transforms": ["RandomHorizontalFlip", "RandAugment"]}]
+    check_augmentation(choice, SIDE)
+    assert not mixes(choice)
+    assert mixes([{"name": "RandomChoice", "transforms": ["MixUp", "CutMix"]}])
+
+
+def test_a_view_of_another_size_than_its_picture_is_told_whenever_it_comes() -> None:
+    seldom = [{"name": "RandomApply", "p": 0.5, "transforms": [{"name": "Resize", "size": 8}]}]
+    augmentation = Augmentation.of(seldom, SIDE)
+    with pytest.raises(SpecError, match=r"makes \(3, 8, 8\) of a picture of \(3, 16, 16\)"):
+        _ = [augmentation(PICTURES[:1], str(seed)) for seed in range(20)]

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import pytest
 import torch
 from torch import nn
 
-from fedsim.core.anatomy import FirstAttention, blocks_of, found_in, head_names, vit_parts
-from fedsim.core.dissection import dissect
+from fedsim.core.anatomy import (
+    FirstAttention,
+    blocks_of,
+    found_in,
+    head_names,
+    tensor_of,
+    vit_parts,
+)
+from fedsim.core.dissection import added, dissect
 from fedsim.core.errors import ModelError
 from fedsim.core.models import build_model
 from fedsim.core.spec import ModelSpec
+from tests import oddities
 from tests.tutorials import Chain, HandWrittenViT, Net, TutorialViT, TwoHeads
 
 
@@ -124,3 +133,100 @@ def test_coins_that_are_tossed_in_training_are_seen() -> None:
         model = Chain(drop=drop)
         model(side)
         assert dissect(model, 32).tosses is tosses
+
+
+@pytest.mark.parametrize(
+    ("odd", "position", "before", "length"),
+    [
+        (oddities.Registers, "places", 0, 21),
+        (oddities.Long, "places", 1, 17),
+        (oddities.Waves, "pe", 1, 17),
+        (oddities.TokenLast, "places", 0, 17),
+        (oddities.Grid, "places", 0, 16),
+        (oddities.InPlace, "places", 1, 16),
+        (oddities.RootNorm, "places", 1, 17),
+        (oddities.Scaled, "places", 1, 17),
+        (oddities.TwoAxes, None, 0, 16),
+        (oddities.WavesInForward, None, 0, 16),
+    ],
+)
+def test_positions_are_found_wherever_they_are_kept(
+    odd: type[oddities.Plain], position: str | None, before: int, length: int
+) -> None:
+    torch.manual_seed(0)
+    model = odd(image_size=32)
+    parts = dissect(model, 32).vit
+    assert parts is not None
+    assert (parts.position, parts.prefix_tokens, parts.sequence) == (position, before, length)
+    measured = added(model, 32)
+    assert measured is not None
+    assert measured.positions.any()
+    if position is None:
+        assert parts.measurable
+    else:
+        rows = parts.rows_of(tensor_of(model, position))
+        assert torch.allclose(rows.double(), measured.positions, atol=1e-4)
+
+
+def test_a_gain_is_measured_with_the_weights_that_are_there() -> None:
+    torch.manual_seed(0)
+    model = oddities.Gained()
+    parts = dissect(model, 32).vit
+    assert parts is not None
+    assert parts.gained
+    with torch.no_grad():
+        model.gain.fill_(3.0)
+    measured = added(model, 32)
+    assert measured is not None
+    assert measured.gain == pytest.approx(3.0)
+
+
+def test_what_is_more_than_a_product_and_a_sum_is_not_measured() -> None:
+    assert added(oddities.PatchStem(), 32) is None
+    assert added(oddities.Columns(), 32) is None
+    assert added(TutorialViT(places=0.1).eval(), 32) is not None
+
+
+@pytest.mark.parametrize(
+    ("odd", "head"),
+    [
+        (oddities.TiedHead, ("asked", "out.bias")),
+        (oddities.TiedElsewhere, ("alias", "out.bias")),
+        (oddities.TwoHeadedCnn, ("kopf.weight", "kopf.bias")),
+        (oddities.HeadWithoutBias, ("out.weight", None)),
+        (oddities.WeightNormed, None),  # whose gradient nobody uploads
+        (oddities.CentredLogits, None),
+        (oddities.Cold, None),
+        (oddities.ColdInPlace, None),
+        (oddities.Probabilities, None),
+        (oddities.Cosine, None),
+        (oddities.ConvHead, None),
+    ],
+)
+def test_a_head_is_what_gives_the_logits_by_the_name_that_is_uploaded(
+    odd: type[torch.nn.Module], head: tuple[str, str | None] | None
+) -> None:
+    model = odd()
+    assert dissect(model, 32).head == head
+    if head is not None:
+        assert head[0] in dict(model.named_parameters())
+
+
+def test_patches_read_by_weights_that_are_computed_are_told() -> None:
+    found = dissect(oddities.NormedPatches(), 32)
+    assert found.vit is None
+    assert "made of other parameters" in found.why
+
+
+def test_a_norm_over_all_tokens_is_none_of_each() -> None:
+    parts = dissect(oddities.WideNorm(), 32).vit
+    assert parts is not None
+    assert parts.attention is None
+
+
+@pytest.mark.parametrize("odd", ["LayerDrop", "SeldomDrop", "PythonsCoin"])
+def test_coins_that_seldom_show_or_are_one_for_all_are_seen(odd: str) -> None:
+    state = random.getstate()
+    assert dissect(getattr(oddities, odd)(), 32).tosses
+    assert random.getstate() == state
+    assert not dissect(oddities.Plain(), 32).tosses

@@ -145,3 +145,26 @@ def test_a_factory_is_dissected_once(monkeypatch: pytest.MonkeyPatch) -> None:
     build("tests.tutorials:TutorialViT", depth=2)
     build("tests.tutorials:TutorialViT", depth=1, side=16)
     assert sides == [32, 32, 16]
+
+
+def test_logits_in_a_dictionary_or_a_dataclass_are_found() -> None:
+    for odd in ("Dictionary", "Answers"):
+        assert build(f"tests.oddities:{odd}")(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ("Odd", "gives a dict, and no logits"),
+        ("Two", "gives a tuple, and no logits"),
+        ("Stateful", "keeps a dict in its state"),
+        ("Waved", r"has complex numbers \('filter'\)"),
+        ("Needy", "missing 1 required positional argument: 'width'"),
+        ("OldWeightNorm", "cannot be copied"),
+        ("Channelless", "takes grey pictures"),
+    ],
+)
+def test_an_odd_model_that_does_not_fit_is_one_sentence(odd: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words) as error:
+        build(f"tests.oddities:{odd}")
+    assert "\n" not in str(error.value)

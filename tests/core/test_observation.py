@@ -18,6 +18,7 @@ from fedsim.core.observation import (
     read_observation,
     read_update,
     recorded_checksum,
+    recorded_classes,
     recorded_pictures,
     refuse_foreign,
     update_checksum,
@@ -128,8 +129,10 @@ def test_what_is_public_bounds_the_pictures_behind_an_update(
     write_observation(tmp_path, 1, 0, update, public)
     path = observation_path(tmp_path, 1, 0).with_suffix(".json")
     assert read_observation(path).pictures == recorded_pictures(path) == most
+    assert recorded_classes(path) == 8
     path.write_text("{}")
     assert recorded_pictures(path) is None
+    assert recorded_classes(path) is None
 
 
 OTHERS: dict[str, dict] = {

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
-from fedsim.core.errors import SpecError
+from fedsim.audit.stages import audit
+from fedsim.core.errors import ModelError, SpecError
 from fedsim.core.learning import Protocol, Trail, digest, learn, local_update
-from fedsim.core.spec import Component, load_spec
+from fedsim.core.spec import Component, TrainSpec, load_spec
 from fedsim.defenses import DEFENSES, create_defense, create_defenses
+from fedsim.defenses.applied import countered, hiding, prepared
+from tests.conftest import small_spec
 from tests.defenses.conftest import BATCH, secret, upload
 
 
@@ -114,3 +119,40 @@ def test_a_defense_lets_the_federation_learn_at_its_mild_strength(name: str, tmp
     )
     run = federate(spec, tmp_path / "run")
     assert float(run.rounds["test_accuracy"].iloc[-1]) > 0.22
+
+
+PARTS = {"head": "head", "norms": "norm", "adapters": "lora", "both": ("lora", "head")}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", DEFENSES)
+def test_every_defense_takes_an_update_of_a_part_or_says_that_it_cannot(
+    vit, name: str, part: str
+) -> None:
+    train = TrainSpec(trainable=PARTS[part])
+    defense = create_defense(name).at_round(1, 0, [0, 1])
+    if name == "soteria" and "head" not in PARTS[part]:
+        with pytest.raises(ModelError, match=r"gradient of the head \('head\.weight'\)"):
+            prepared(vit, [defense], train)
+        return
+    model = prepared(vit, [defense], train)
+    trained = [n for n, p in model.named_parameters() if p.requires_grad]
+    protocol = Protocol(trainable=train.trainable)
+    one, other = (
+        local_update(model, BATCH, protocol, defenses=[defense], rng=secret()) for _ in range(2)
+    )
+    assert list(one.tensors) == trained
+    assert digest(one.tensors) == digest(other.tensors)
+    if hiding([defense]) is None:
+        assert countered(one, [{"name": name}], model).update.tensors.keys() == one.tensors.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in DEFENSES if n != "label_disguise"])
+def test_a_federation_of_adapters_runs_under_every_defense(name: str, tmp_path: Path) -> None:
+    spec = small_spec(
+        "train.trainable=[lora, head]", f"defenses=[{{name: {name}}}]", "attacks=[{name: features}]"
+    )
+    run = audit(spec, tmp_path / "run")
+    assert len(run.scores) == 2 * 4
+    assert (run.scores["canary"] < 1e-4).all()

@@ -440,3 +440,9 @@ def test_positions_of_somebodys_own_model_are_hidden(name: str) -> None:
     rows = update.tensors[position].reshape(-1, update.tensors[position].shape[-1])[-16:]
     assert 0 < int((rows == 0).all(1).sum()) < 16
     assert bool(update.tensors["unk_embed"].any())
+
+
+@pytest.mark.parametrize("odd", ["TokenLast", "Long", "Grid"])
+def test_positions_that_do_not_end_with_the_patches_are_refused(odd: str) -> None:
+    with pytest.raises(ModelError, match="ends with those of the patches"):
+        Mjp().prepare_model(model(ModelSpec(name=f"tests.oddities:{odd}")))

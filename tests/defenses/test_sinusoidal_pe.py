@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedsim.core.anatomy import vit_parts
 from fedsim.core.errors import ModelError
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.models import build_model
@@ -40,3 +41,11 @@ def test_a_model_they_do_not_fit_is_refused() -> None:
     net = build_model(bare, image_size=32, num_classes=5, seed=0)
     with pytest.raises(ModelError, match="needs a model with a position embedding"):
         create_defense("sinusoidal_pe").prepare_model(net)
+
+
+@pytest.mark.parametrize("odd", ["TokenLast", "Long", "Grid"])
+def test_they_stand_where_a_model_keeps_the_positions_of_its_patches(odd: str) -> None:
+    spec = ModelSpec(name=f"tests.oddities:{odd}")
+    net = build_model(spec, image_size=32, num_classes=5, seed=0)
+    create_defense("sinusoidal_pe").prepare_model(net)
+    assert torch.equal(vit_parts(net).rows_of(net.places), sinusoids((4, 4), 64, 10_000.0))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from fedsim.core.learning import Protocol, local_update
+from fedsim.core.models import build_model
+from fedsim.core.spec import ModelSpec
 from fedsim.defenses import create_defense
 from tests.defenses.conftest import BATCH, upload
 
@@ -26,3 +28,10 @@ def test_soteria_leaves_out_the_features_that_tell_most(vit) -> None:
     told = jacobian.norm(dim=1) / features(x)[0].abs()
     exact = set(told.topk(24).indices.tolist())
     assert len(exact & set(torch.nonzero(gone)[:, 0].tolist())) >= 21
+
+
+def test_soteria_finds_a_head_whose_weights_go_by_another_name() -> None:
+    spec = ModelSpec(name="tests.oddities:TiedElsewhere")
+    net = build_model(spec, image_size=32, num_classes=5, seed=0)
+    held = upload(net, create_defense("soteria", ratio=0.25)).tensors
+    assert int((held["alias"] == 0).all(0).sum()) == 16

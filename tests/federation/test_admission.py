@@ -89,7 +89,7 @@ def test_the_form_of_an_upload_is_what_clients_upload(tmp_path: Path) -> None:
     for at, overrides in enumerate((HONEST["withheld"], HONEST["mjp"], HONEST["masked"])):
         spec = small_spec("train.rounds=1", *overrides)
         run = federate(spec, tmp_path / str(at))
-        form = form_of(prepare(spec).public)
+        form = form_of(prepare(spec, willing=True).public)
         update = read_observation(list_observations(run.observations)[0]).update
         assert form.tensors == {n: wire.Blank.of(t) for n, t in update.tensors.items()}
         assert not form.partial

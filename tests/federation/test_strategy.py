@@ -65,7 +65,10 @@ QFEDAVG = (
 def test_a_strategy_that_computes_in_place_leaves_what_is_frozen_as_it_was(tmp_path: Path) -> None:
     spec = small_spec(QFEDAVG, "defenses=[{name: frozen_pe}]", "data.clients=3")
     run = federate(spec, tmp_path / "run")
-    before, after = prepare(spec).initial["pos_embed"], read_checkpoint(run).arrays["pos_embed"]
+    before, after = (
+        prepare(spec, willing=True).initial["pos_embed"],
+        read_checkpoint(run).arrays["pos_embed"],
+    )
     torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
 
 

@@ -103,8 +103,56 @@ MORE = {
 }
 
 
+BROAD = vit(embed_dim=384, num_heads=6)
+PARTS = {
+    "the head alone": (False, ["train.trainable=head"]),
+    "norms": (False, ["train.trainable=norm"]),
+    "biases and the head": (False, ["train.trainable=[bias, head]"]),
+    "positions and patches": (True, ["train.trainable=[patch_embed, pos_embed]"]),
+    "patches alone": (False, ["train.trainable=patch_embed"]),
+    "the first block, broad": (True, ["train.trainable=blocks.0", BROAD]),
+    "the first block, narrow": (False, ["train.trainable=blocks.0", vit(embed_dim=192)]),
+    "the last block": (False, ["train.trainable=blocks.1", BROAD]),
+    "adapters": (False, ["train.trainable=[lora, head]"]),
+    "adapters of a small rank": (False, ["train.trainable=lora", BROAD]),
+    "adapters beside positions and patches": (
+        True,
+        ["train.trainable=[lora, head, patch_embed, pos_embed]"],
+    ),
+    "adapters beside patches, at zero": (
+        True,
+        [
+            "train.trainable=[lora, patch_embed]",
+            "train.lora.r=64",
+            "train.rounds=1",
+            vit(embed_dim=192),
+        ],
+    ),
+    "adapters on MLPs": (
+        False,
+        ["train.trainable=lora", "train.lora={r: 32, targets: [mlp]}", BROAD],
+    ),
+    "an adapter on the patches": (
+        True,
+        ["train.trainable=[lora, pos_embed]", "train.lora={r: 32, targets: [patch_embed.proj]}"],
+    ),
+    "an adapter on the patches, at zero": (
+        False,
+        [
+            "train.trainable=[lora, pos_embed]",
+            "train.lora={r: 32, targets: [patch_embed.proj]}",
+            "train.rounds=1",
+        ],
+    ),
+    "adapters and two pictures": (
+        False,
+        ["train.trainable=[lora, patch_embed, pos_embed]", "train.batch_size=2"],
+    ),
+}
+
+
 CASES = [pytest.param(*case, id=name) for name, case in FAST.items()] + [
-    pytest.param(*case, id=name, marks=pytest.mark.slow) for name, case in MORE.items()
+    pytest.param(*case, id=name, marks=pytest.mark.slow) for name, case in (MORE | PARTS).items()
 ]
 
 
@@ -133,3 +181,18 @@ def test_code_that_a_spec_names_is_not_run_unless_it_is_trusted(
     assert not stranger.ran
     assert fedsim.lint(spec, trust=True).of("unknown-defense")
     assert stranger.ran
+
+
+@pytest.mark.parametrize(
+    ("odd", "rule"),
+    [
+        ("Everywhere", "exact-inversion-fixed-positions"),  # whose own gradient is of many places
+        ("RegistersFixed", "exact-inversion-fixed-positions"),
+        ("Grid", "exact-inversion"),
+    ],
+)
+def test_odd_models_are_called_exact_by_the_form_that_has_them(odd: str, rule: str) -> None:
+    found = lint(small_spec(f"model={{name: 'tests.oddities:{odd}'}}"), trust=True)
+    certain = [f.rule for f in found.findings if f.severity == "certain"]
+    assert rule in certain
+    assert min(found.facts.rehearsal.psnr) > EXACT_DB

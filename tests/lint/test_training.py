@@ -6,7 +6,7 @@ import pytest
 
 import fedsim
 from fedsim.core.errors import SpecError
-from tests.lint.conftest import linted
+from tests.lint.conftest import linted, severities
 
 AUGMENT = "train.augment=[{name: RandomResizedCrop, scale: [0.5, 1]}, {name: MixUp}]"
 PROX = "train={rounds: 2, strategy: FedProx, strategy_options: {proximal_mu: 1.0}"
@@ -37,3 +37,14 @@ def test_training_that_could_not_run_is_a_mistake_in_the_spec() -> None:
         fedsim.lint({}, "train.augment=[{name: RandAugmnt}]")
     with pytest.raises(SpecError, match=r"train\.loss would do nothing"):
         fedsim.lint({}, "train.loss.label_smoothing=0.1", "defenses=[{name: dp_sgd}]")
+
+
+def test_what_a_trained_part_leaves_is_told() -> None:
+    (head,) = linted("train.trainable=head").of("partial-training")
+    assert "head" in head.reason
+    assert "features that the head reads of one picture exactly" in head.reason
+    (lora,) = linted("train.trainable=lora").of("partial-training")
+    assert "Adapters show products" in lora.reason
+    assert "features" not in lora.reason
+    assert not linted().of("partial-training")
+    assert severities(linted("train.trainable=head"), "labels") == ["certain"]

@@ -6,7 +6,16 @@ import pandas as pd
 import pytest
 
 from fedsim.core.attack import BASELINE
-from fedsim.scoring.recovery import FLAT, beside_baseline, recovered, stands_out
+from fedsim.scoring.recovery import (
+    FLAT,
+    FLAT_ORIGINAL,
+    ORIGINAL,
+    beside_baseline,
+    recovered,
+    recovered_as_it_was,
+    recovered_as_seen,
+    stands_out,
+)
 from tests.staging import script
 
 NAN = float("nan")
@@ -98,3 +107,23 @@ def test_unrelated_photographs_never_stand_out() -> None:
     assert 0 < closest < 6  # far from the ten that are asked for
     alike = float(told.rpartition("most alike is ")[2].split()[0])
     assert 0 < alike < 0.3  # far from the half that says it alone
+
+
+@pytest.mark.parametrize(
+    ("original", "guess", "flat", "expected"),
+    [
+        (160.0, 12.0, 15.0, True),  # the client's own picture, though the model saw its mirror
+        (29.9, 12.0, 15.0, False),
+        (35.0, 33.0, 15.0, False),
+        (35.0, 12.0, 34.0, False),  # a dark picture
+        (35.0, 12.0, NAN, False),  # scores of an older version, which do not tell
+    ],
+)
+def test_the_picture_as_it_was_counts_by_its_own_guess_and_flat_colour(
+    original: float, guess: float, flat: float, expected: bool
+) -> None:
+    numbers = {ORIGINAL: original, f"{ORIGINAL}_baseline": guess, FLAT_ORIGINAL: flat}
+    picture = row(11.0, flat=20.0).assign(**numbers)
+    assert recovered_as_it_was(picture).tolist() == [expected]
+    assert recovered(picture).tolist() == [expected]
+    assert recovered_as_seen(picture).tolist() == [False]

@@ -18,7 +18,7 @@ from fedsim.campaign.jobs import Job
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.campaign.progress import Silent
 from fedsim.clients.data import pixel_digest
-from fedsim.core.attack import Reconstruction
+from fedsim.core.attack import BASELINE, Reconstruction
 from fedsim.core.files import write_json
 from fedsim.core.learning import Update
 from fedsim.core.metrics import CEILING_DB, match_shifted, psnr
@@ -35,6 +35,7 @@ from fedsim.scoring.scores import (
     results_of,
     score_jobs,
 )
+from fedsim.scoring.verdict import summarise
 from fedsim.viewer.app import create_app
 from tests.conftest import small_spec
 from tests.staging import photos
@@ -256,7 +257,8 @@ def test_the_flat_colour_is_the_best_of_all(run: Run) -> None:
     images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     images[1] = torch.tensor([0.2, 0.4, 0.6]).view(3, 1, 1)
     rows = score_jobs(run, [made(run, images, [1, 2], Reconstruction(images))])
-    assert list(rows.columns)[-4:] == ["psnr_flat", "ssim_flat", "digest", "claimed"]
+    assert list(rows.columns)[-6:-2] == ["psnr_flat", "ssim_flat", "digest", "claimed"]
+    assert list(rows.columns)[-2:] == ["features", "features_free"]
     assert rows["claimed"].all()
     assert rows["psnr_flat"][1] == pytest.approx(CEILING_DB, abs=20)  # flat itself, up to rounding
     level = images[0].mean((1, 2), keepdim=True)
@@ -392,6 +394,7 @@ def test_a_picture_is_scored_as_the_model_saw_it_and_as_it_was(tmp_path: Path) -
     (entry, _) = run.summary["verdicts"]
     assert entry["verdict"] == "LEAKS"
     assert (entry["originals"]["seen"], entry["originals"]["originals"]) == (2, 0)
+    assert (entry["label_accuracy"], entry["labels"]["by_chance"]) == (1.0, pytest.approx(1 / 8))
     assert (
         "as the model saw them, augmented: 2 of 2 came back; of the originals 0" in (entry["words"])
     )
@@ -407,3 +410,27 @@ def test_where_nothing_is_augmented_both_scores_are_the_same(run: Run) -> None:
     found = score_jobs(run, jobs(run))
     assert found["psnr_original"].tolist() == found["psnr"].tolist()
     assert found["ssim_original"].tolist() == found["ssim"].tolist()
+
+
+FLIPPED = (
+    "train={rounds: 1, clients_per_round: 1, evaluate: false, "
+    "augment: [{name: RandomHorizontalFlip, p: 1.0}]}"
+)
+
+
+def test_whoever_gives_back_the_picture_as_it_was_has_it_though_the_model_saw_its_mirror(
+    tmp_path: Path,
+) -> None:
+    run = audit(small_spec(FLIPPED, "audit.gallery=0"), tmp_path / "run")
+    ((round_, client),) = victims(run.spec)
+    own = original_of(run, round_, client)
+    (job,) = (job for job in jobs(run) if job.label == "patch_solve")
+    replace(Reconstruction.load(job.result), images=own).save(job.result)
+    scores = score_jobs(run, jobs(run))
+    found = scores[scores["attack"] == "patch_solve"].iloc[0]
+    assert found["psnr"] < 20
+    assert found["psnr_original"] == pytest.approx(160)
+    assert found["psnr_flat_original"] == pytest.approx(found["psnr_flat"], abs=1e-3)
+    (entry, _) = summarise(scores, run.spec, ["patch_solve", BASELINE], {}, [])
+    assert entry["verdict"] == "LEAKS"
+    assert (entry["originals"]["seen"], entry["originals"]["originals"]) == (0, 1)

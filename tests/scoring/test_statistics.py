@@ -19,6 +19,7 @@ from fedsim.scoring.statistics import (
     describe,
     interval,
     label_accuracy,
+    label_chance,
     mean_interval,
     over_rounds,
     population,
@@ -245,3 +246,16 @@ def test_a_picture_that_came_back_in_several_rounds_is_recovered_once() -> None:
     (entry, _) = summarise(rows, Spec(), ["mine", BASELINE], {}, [])
     assert (entry["recovered"], entry["pictures"], entry["victims"]) == (1, 2, 4)
     assert entry["groups"] == 2
+
+
+def test_the_chance_of_labels_is_what_random_names_come_to() -> None:
+    truth, classes, coin = [0, 0, 1, 3], 4, np.random.default_rng(0)
+    rows = batches(1, 4).assign(label_true=truth, label_recovered=[0, 1, 2, 3])
+    named = coin.integers(classes, size=(20_000, 4))
+    wanted = np.bincount(truth, minlength=classes)
+    found = np.stack([np.minimum((named == k).sum(1), n) for k, n in enumerate(wanted)]).sum(0)
+    assert label_chance(rows, classes) == pytest.approx(float(found.mean()) / 4, abs=0.01)
+    one = batches(3, 1)
+    assert label_chance(one, 10) == pytest.approx(0.1)
+    none = rows.assign(label_recovered=[0, float("nan"), float("nan"), float("nan")])
+    assert label_chance(none, classes) == pytest.approx(3 / 4 / 4)  # one name, three classes there

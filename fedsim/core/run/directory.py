@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from torch import Tensor
 
 from fedsim.core.errors import DamagedError, FedsimError, RunError
@@ -57,6 +56,9 @@ from fedsim.core.run.record import Record, read_record, read_sheet, sheet_is_bro
 from fedsim.core.run.rounds import read_rounds
 from fedsim.core.spec import Spec, load_spec, written_digest
 from fedsim.core.text import encoded, visible
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _NOTING = threading.Lock()  # to note is to read and to write
 
@@ -357,6 +359,8 @@ class Run:
             write_atomically(self.root / f"{name}.parquet", buffer.getvalue())
 
     def _table(self, name: str) -> pd.DataFrame:
+        import pandas as pd  # half a second, which whoever only writes a run need not wait for
+
         path = self.root / name
         if not path.is_file():
             raise RunError(f"'{self.root}' has no {name} yet.")

@@ -3,6 +3,7 @@
 spec.yaml run.json run.lock rounds.csv events.jsonl checkpoint.safetensors
 observations/ vault/ spool/ reconstructions/ learned/ offline/ positions/ canaries.json
 scores.csv scores.parquet summary.json report.html report-redacted.html grid.png
+capture.json messages.jsonl             where the federation was somebody else's app
 
     observations/round-0001/weights.safetensors, .json       what was sent, once for the round
     observations/round-0001/sent-0001.safetensors            what some were sent in their place
@@ -29,6 +30,8 @@ OBSERVATIONS, VAULT, SPOOL = "observations", "vault", "spool"
 RECONSTRUCTIONS, LEARNED = "reconstructions", "learned"
 OFFLINE, POSITIONS = "offline", "positions"
 WEIGHTS = "weights.safetensors"
+CAPTURE, MESSAGES = "capture.json", "messages.jsonl"  # of an app that was captured
+PASSES = "passes"  # in the vault of a witness
 VAULT_KEY, VAULT_KEYS = "key.id", "vault-keys"  # the keys of clients elsewhere: beside their vault
 RESULT, FAILURE, NOTEBOOK = ".safetensors", ".failed.json", ".unfinished.safetensors"
 ROUND_COLUMNS = (

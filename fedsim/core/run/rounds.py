@@ -9,14 +9,16 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.core.errors import DamagedError
 from fedsim.core.files import read_tensors
 from fedsim.core.run.paths import CHECKPOINT, ROUND_COLUMNS, ROUNDS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _ROWS = TypeAdapter(list[dict[str, int | float | None]])
 
@@ -39,12 +41,16 @@ def is_foreign(metadata: Mapping[str, str], spec: str | None) -> bool:
 
 
 def as_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd  # when a table is asked for: it takes half a second
+
     return pd.DataFrame(rows, columns=list(ROUND_COLUMNS))
 
 
 def read_rounds(root: Path, spec: str | None = None) -> pd.DataFrame:
     """The rounds of a run; FileNotFoundError where it has none, and damage is an error. Given the
     digest of its ``spec``, a checkpoint of another run is not read."""
+    import pandas as pd
+
     try:
         metadata = read_tensors(root / CHECKPOINT)[1]
         if is_foreign(metadata, spec):
@@ -56,6 +62,8 @@ def read_rounds(root: Path, spec: str | None = None) -> pd.DataFrame:
 
 
 def _from_csv(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
     try:
         table = pd.read_csv(path).reindex(columns=list(ROUND_COLUMNS))
         numbers = table.apply(pd.to_numeric)

@@ -12,8 +12,9 @@ from fedsim.attacks.matching.objectives import Cosine, SquaredL2, Target
 from fedsim.core.learning import Protocol, local_update
 from fedsim.core.metrics import psnr
 from fedsim.core.optimizers import Schedule
+from fedsim.core.spec import ModelSpec, TrainSpec
 from tests.attacks.matching.conftest import cosine, pictures, tiny
-from tests.staging import attack, convnet, several_steps
+from tests.staging import attack, convnet, observe, photos, several_steps
 
 
 @pytest.mark.parametrize("local", ["unroll", "surrogate", "single"])
@@ -121,3 +122,13 @@ def test_the_unrolled_client_trains_also_what_is_not_matched() -> None:
             tiny(), part, SquaredL2(), way=way, protocol=protocol, batches=rows
         )
         assert float(matcher.value(images[None], labels[None])) < 1e-8
+
+
+@pytest.mark.parametrize("way", ["first_order", "double"])
+def test_a_weight_that_is_one_number_is_stepped_like_any_other(way: Way) -> None:
+    images, labels = photos(32, [70])
+    train = TrainSpec(upload="delta", local_steps=2, clip=0.5)
+    observation = observe(ModelSpec(name="tests.oddities:Unused"), images, labels, train)
+    assert observation.update.tensors["lone"].shape == ()
+    found = attack(observation, "inverting_gradients", threat="C", steps=2, engine=way)
+    assert found.loss is not None

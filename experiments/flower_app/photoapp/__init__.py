@@ -1,0 +1,1 @@
+"""photoapp: a ViT learned from the pictures of several clients."""

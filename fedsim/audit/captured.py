@@ -1,0 +1,199 @@
+"""Captured: the audit of somebody's own app, from what its server and its witnesses kept."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsim.audit.stages import audit
+from fedsim.audit.trust import announced_in, import_paths, named_in, refuse_strangers
+from fedsim.campaign.progress import Watch
+from fedsim.captures.binding import Album, Bound, asked_in, bind
+from fedsim.captures.log import captured_elsewhere, is_capture, read_head, read_messages
+from fedsim.captures.passes import Pass, read_passes
+from fedsim.captures.settling import Wanted, copied, find_app, own_word, settle
+from fedsim.captures.witness import settle_witnesses, witness_folder
+from fedsim.core.device import resolve_device
+from fedsim.core.errors import FedsimError, RunError, SpecError
+from fedsim.core.observation import read_observation
+from fedsim.core.run import Run, observation_path, truth_path
+from fedsim.core.spec import Spec, load_spec
+from fedsim.core.vault import Truth, Vault
+from fedsim.scoring.canary import captured_canary
+
+
+def audit_captured(
+    root: str | Path,
+    source: Any = None,
+    overrides: Iterable[str] = (),
+    *,
+    attacks: Iterable[Mapping[str, Any]] = (),
+    vaults: Iterable[Path] = (),
+    output: str | Path | None = None,
+    watch: Watch | None = None,
+    trust: bool = False,
+) -> Run:
+    """The attacks on a captured run, its scores where there is truth, its report.
+
+    ``source`` is a YAML file or a mapping with attacks, threat and what else a spec has, and
+    ``overrides`` are of the same; ``vaults`` are folders with what witnesses elsewhere kept. With
+    ``output``, all is done in that directory, and the capture stays as it is.
+    """
+    run, spec = settled(root, source, overrides, attacks=attacks, output=output, trust=trust)
+    with run.locked():
+        bring_truths(run, spec, [Path(folder) for folder in vaults])
+    return audit(spec, run.root, watch=watch, willing=True)
+
+
+def settled(
+    root: str | Path,
+    source: Any = None,
+    overrides: Iterable[str] = (),
+    *,
+    attacks: Iterable[Mapping[str, Any]] = (),
+    output: str | Path | None = None,
+    trust: bool = False,
+) -> tuple[Run, Spec]:
+    """A captured directory as a run with a spec: that of what is declared and of what is wanted."""
+    captured = Run(found(root))
+    wanted = Wanted.of(source, overrides)
+    if named := [dict(attack) for attack in attacks]:
+        wanted.sections["attacks"] = named
+    _refuse_imports(captured, wanted, trust=trust)
+    with captured.locked():
+        run = captured
+        if output is not None and Path(output).absolute() != captured.root.absolute():
+            run = copied(captured, Path(output))
+        return run, settle(run, wanted)
+
+
+def is_own(run: Run) -> bool:
+    """Whether this user captured the run, so that what it names is theirs; then its app's folder is
+    looked into. What is named beside what was captured has to be said."""
+    if not is_capture(run.root) or not own_word(run):
+        return False
+    head = read_head(run.root)
+    if named_in(run) - _named({"model": head.model, "defenses": head.defenses}):
+        return False
+    find_app(run)
+    return True
+
+
+def found(root: str | Path) -> Path:
+    """The directory of a capture; where it is not here, the error says where it is."""
+    path = Path(root)
+    if is_capture(path):
+        return path
+    other = captured_elsewhere(str(root))
+    where = f"; one of that name is in '{other}'" if other is not None else ""
+    raise RunError(f"'{root}' holds no capture{where}.")
+
+
+def _refuse_imports(run: Run, wanted: Wanted, *, trust: bool) -> None:
+    """Raise where the capture names code that neither its capturer nor this user did; of those who
+    did, the app's folder is looked into."""
+    if trust or own_word(run):
+        find_app(run)
+        return
+    head = read_head(run.root)
+    own = _named(wanted.sections)
+    named = _named({"model": head.model, "defenses": head.defenses}) | _named(head.added)
+    if run.spec_path.is_file():
+        named |= named_in(run)
+    named |= announced_in(run.observations)
+    refuse_strangers(run.root, named, own)
+
+
+def _named(sections: Mapping[str, Any]) -> set[str]:
+    parts = ("model", "defenses", "attacks", "threat", "server", "guards", "data")
+    known = {key: value for key, value in sections.items() if key in parts}
+    try:
+        return import_paths(load_spec(known))
+    except SpecError:
+        return set()
+
+
+def bring_truths(run: Run, spec: Spec, vaults: list[Path]) -> None:
+    """Put what the witnesses saw beside the observations that it is the truth of."""
+    settle_witnesses()
+    head = read_head(run.root)
+    folders = vaults
+    if head.run_id is not None:
+        folders = [*vaults, witness_folder() / str(head.run_id)]
+    passes, wrong = read_passes(folders, head.run_id)
+    for words in wrong:
+        run.note("witness_lost", f"a witness's file cannot be read: {words}")
+    rounds, _ = read_messages(run.root)
+    asked = [one for one in asked_in(rounds) if one.client in spec.cohort(one.round)]
+    bound, unbound = bind(asked, passes, head.host)
+    for one, why in unbound:
+        where = {"round": one.round, "client": one.client}
+        words = f"there is no truth for client {one.client} in round {one.round}: {why}"
+        run.note("truth_unbound", words, **where)
+    _check_colours(run, spec, passes)
+    album = Album(passes, spec.data.mean, spec.data.std)
+    for each in bound:
+        _bring(run, spec, album, each)
+
+
+def _bring(run: Run, spec: Spec, album: Album, bound: Bound) -> None:
+    asked = bound.asked
+    if truth_path(run.vault, asked.round, asked.client).is_file():
+        return
+    where = {"round": asked.round, "client": asked.client}
+    path = observation_path(run.observations, asked.round, asked.client)
+    try:
+        observation = read_observation(path)
+        truth = _chosen(spec, album, bound, observation)
+        if truth is None:
+            words = f"the truth of client {asked.client} in round {asked.round} is not whole"
+            run.note("truth_unbound", words, **where)
+            return
+        Vault(run.vault).write(asked.round, asked.client, truth)
+    except FedsimError as error:
+        run.note("truth_unbound", f"{error}", **where)
+
+
+def _chosen(spec: Spec, album: Album, bound: Bound, observation: Any) -> Truth | None:
+    """The truth; where a loader was left before its end, its last batch may have been fetched and
+    not used, and the declared steps, or the replay, tell."""
+    whole = album.truth(bound, observation.checksum)
+    if whole is None or all(one.about.exhausted for one in bound.passes):
+        return whole
+    short = album.truth(bound, observation.checksum, drop_last=True)
+    if short is None:
+        return whole
+    steps = observation.public.local_steps
+    if spec.train.local_steps and steps in (len(whole.batches), len(short.batches)):
+        return whole if len(whole.batches) == steps else short
+    device = resolve_device(spec.engine.device)
+    errors = [captured_canary(observation, truth, device) for truth in (whole, short)]
+    return short if errors[1] < errors[0] else whole
+
+
+def _check_colours(run: Run, spec: Spec, passes: Iterable[Pass]) -> None:
+    """Tell where witnesses were told of another normalisation than the capture, or where pictures
+    that are brought back by the declared one cannot have been any."""
+    for one in itertools.islice(passes, 1000):
+        about = one.about
+        told = (about.mean, about.std)
+        if about.stored and told != ([*spec.data.mean], [*spec.data.std]):
+            words = f"a witness was told mean {about.mean} and std {about.std}, and the capture not"
+            run.note("normalisation", words)
+            return
+        if about.loose and one.loose.is_floating_point():
+            mean = one.loose.new_tensor(spec.data.mean).view(1, -1, 1, 1)
+            std = one.loose.new_tensor(spec.data.std).view(1, -1, 1, 1)
+            if one.loose.shape[1] != 3:
+                continue
+            pixels = one.loose * std + mean
+            if float(pixels.min()) < -0.01 or float(pixels.max()) > 1.01:
+                words = (
+                    f"pictures that were seen lie outside [0, 1] once data.mean and data.std are "
+                    f"taken back ({float(pixels.min()):.2f} to {float(pixels.max()):.2f}): declare "
+                    f"those of the app"
+                )
+                run.note("normalisation", words)
+                return

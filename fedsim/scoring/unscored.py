@@ -1,0 +1,80 @@
+"""Unscored: what attacks made of captured updates where nobody knows the truth, and where it is
+known, which declaration does not agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedsim.campaign.jobs import Job
+from fedsim.core.device import resolve_device
+from fedsim.core.errors import FedsimError
+from fedsim.core.observation import read_observation
+from fedsim.core.run import Run, observation_path, truth_path
+from fedsim.core.vault import Vault
+from fedsim.scoring.canary import tolerance_of
+from fedsim.scoring.diagnosis import Diagnosis, diagnose
+from fedsim.scoring.scores import results_of
+
+MISDECLARED = "misdeclared"  # the event that names the field
+
+
+def witnessed(run: Run, job: Job) -> bool:
+    """Whether there is a truth for the victim of a job."""
+    return truth_path(run.vault, job.round, job.client).is_file()
+
+
+def unscored(run: Run, jobs: Iterable[Job]) -> dict[str, dict[str, Any]]:
+    """By attack: how many pictures it made from how many updates, how many labels it read, and its
+    own measure of fit in the median, where it has one."""
+    made: dict[str, list[Any]] = {}
+    for job, result in results_of(jobs, run.spec.seed):
+        made.setdefault(job.label, []).append((job, result))
+    found = {}
+    for label, results in made.items():
+        losses = [result.loss for _, result in results if result.loss is not None]
+        first = [result for job, result in results if not job.trial]
+        found[label] = {
+            "made": sum(len(result.images) for result in first),
+            "victims": len({(job.round, job.client) for job, _ in results}),
+            "labels_read": sum(0 if r.labels is None else len(r.labels) for r in first),
+            "loss": float(np.median(losses)) if losses else None,
+            "seconds": float(sum(result.seconds for _, result in results)),
+        }
+    return found
+
+
+def name_misdeclared(run: Run, scores: pd.DataFrame, verdicts: list[dict[str, Any]]) -> None:
+    """Where a canary fails: replay the victim that costs least under other declarations, and say
+    which one explains its update, in an event and in the verdict."""
+    tolerance = tolerance_of(run.spec.train)
+    apart = scores[scores["canary"].astype(float) > tolerance]
+    if apart.empty:
+        return
+    sizes = apart.groupby(["round", "client"], as_index=False).size()
+    least = sizes.sort_values("size", kind="stable").iloc[0]
+    round_, client = int(least["round"]), int(least["client"])
+    found = _diagnosed(run, round_, client)
+    words = "No single change of the declaration that was tried gives the update observed."
+    if found is not None:
+        words = found.words
+    where = {"round": round_, "client": client}
+    run.note(MISDECLARED, words.removesuffix("."), **where)
+    for entry in verdicts:
+        if "canary" in entry:
+            entry["canary"]["likely"] = found.field if found is not None else None
+        if entry["verdict"] == "MIS-SPECIFIED":
+            entry["likely"] = None if found is None else vars(found)
+            entry["words"] = f"{entry['words']} {words}"
+
+
+def _diagnosed(run: Run, round_: int, client: int) -> Diagnosis | None:
+    try:
+        observation = read_observation(observation_path(run.observations, round_, client))
+        truth = Vault(run.vault).read(round_, client, observation.checksum)
+        return diagnose(observation, truth, resolve_device(run.spec.engine.device))
+    except (FedsimError, RuntimeError):  # the canary says why it failed
+        return None
