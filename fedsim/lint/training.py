@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fedsim.core.augment import mixes
 from fedsim.core.lora import wanted
 from fedsim.core.spec import Upload
+from fedsim.core.text import listed
 from fedsim.lint.facts import Facts
 from fedsim.lint.findings import Finding
 
@@ -54,7 +55,7 @@ def partial_training(facts: Facts) -> Iterator[Finding]:
         return
     share = facts.trained / max(1, facts.parameters)
     reason = (
-        f"Clients train {', '.join(words)} ({share:.1%} of the model's numbers), and upload "
+        f"Clients train {listed(words)} ({share:.1%} of the model's numbers), and upload "
         f"nothing else: attacks have that alone."
     )
     if facts.adapted:
