@@ -43,6 +43,10 @@ def test_what_a_trained_part_leaves_is_told() -> None:
     (head,) = linted("train.trainable=head").of("partial-training")
     assert "head" in head.reason
     assert "features that the head reads of one picture exactly" in head.reason
+    adam = ["train.trainable=head", "train.upload=delta", "train.optimizer=adam"]
+    assert "exactly" not in linted(*adam).of("partial-training")[0].reason
+    noisy = linted("train.trainable=head", "defenses=[{name: gaussian_noise, std: 0.1}]")
+    assert "exactly" not in noisy.of("partial-training")[0].reason
     (lora,) = linted("train.trainable=lora").of("partial-training")
     assert "Adapters show products" in lora.reason
     assert "features" not in lora.reason
