@@ -36,12 +36,13 @@ from fedsim.core.factories import is_import_path
 from fedsim.core.files import read_tensors
 from fedsim.core.keyring import Keyring
 from fedsim.core.learning import Update
+from fedsim.core.lora import wanted
 from fedsim.core.observation import Public, write_observation, write_weights
 from fedsim.core.run import Run, observation_path, paths, weights_path
 from fedsim.core.run.record import Record, write_record
-from fedsim.core.spec import Spec, Upload, load_spec, read_content
+from fedsim.core.spec import Spec, TrainSpec, Upload, load_spec, read_content
 from fedsim.core.text import listed
-from fedsim.core.trainable import named_part, restricted, saved_names
+from fedsim.core.trainable import choose, named_part, restricted, saved_names
 from fedsim.defenses.applied import announced
 from fedsim.federation.checkpoint import Checkpoint, write_checkpoint
 
@@ -136,6 +137,7 @@ def settle(run: Run, wanted: Wanted) -> Spec:
             f"the server of '{run.root}' cannot see how its clients train: declare "
             f"{', '.join(found.missing)}, here as key=value or to fedsim.capture."
         )
+    names = _declared_part(run, content, model, names, seen)
     _infer_part(found, model, names, seen)
     for words in found.words:
         run.note("inferred", words)
@@ -339,6 +341,24 @@ def _head_weight(model: nn.Module) -> str | None:
         return None
 
 
+def _declared_part(
+    run: Run, content: Mapping[str, Any], model: nn.Module, names: _Names, seen: _Seen
+) -> _Names:
+    """The names with what is declared to be trained, and no more: noise moves the rest as well.
+    Where nothing makes noise, what moved was trained."""
+    train = content["train"]
+    if "trainable" not in train:
+        return names
+    declared = TrainSpec.model_validate({"trainable": train["trainable"]}).trainable
+    chosen = names.trained & set(choose(model, declared))
+    if (others := sorted((names.trained & seen.moved) - chosen)) and not content["defenses"]:
+        raise SpecError(
+            f"train.trainable is declared as {listed(wanted(declared))}, and the clients of "
+            f"'{run.root}' moved '{others[0]}' too: leave it out, and what moved is taken."
+        )
+    return replace(names, trained=chosen)
+
+
 def _infer_part(found: Inferred, model: nn.Module, names: _Names, seen: _Seen) -> None:
     """What clients train, where it is a part and nobody declared which: an attacker who replays
     them would train the rest along, and lint would look for what is never uploaded."""
@@ -430,7 +450,7 @@ def _default_attacks(
     budget = SEARCH_STEPS if few else FEWEST_STEPS
     free = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     direct = ["patch_solve"] if _embeds(model, free) else []
-    if "trainable" in train and _head_weight(model) in free:
+    if len(free) < len([*model.parameters()]) and _head_weight(model) in free:
         direct.append("features")
     return [*({"name": name} for name in direct), {"name": "inverting_gradients", "steps": budget}]
 

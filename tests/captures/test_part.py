@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from fedsim.audit.captured import audit_captured
+from fedsim.core.errors import SpecError
 from fedsim.core.trainable import saved_names
 from fedsim.lint import lint
 from tests import flower_task as task
@@ -73,6 +74,16 @@ def test_no_picture_is_certain_where_the_head_alone_is_trained(tmp_path: Path) -
     assert [attack.name for attack in run.spec.attacks] == ["features", "inverting_gradients"]
 
 
+def test_a_part_that_is_declared_and_is_not_what_moved_is_refused(tmp_path: Path) -> None:
+    app = App(model=head_alone)
+    app.run(captured(app, tmp_path / "mine", model=whole), 1)
+    with pytest.raises(SpecError, match=r"declared as norm, and .* moved 'head.bias' too"):
+        settled(tmp_path / "mine", "train.trainable=norm")
+    noisy = "defenses=[{name: gaussian_noise, std: 0.1}]"  # which may move what nobody trains
+    run = settled(tmp_path / "mine", "train.trainable=[head.bias]", noisy)
+    assert {name for seen in updates(run) for name in seen.update.tensors} == {"head.bias"}
+
+
 def test_adapters_that_travel_alone_are_found_in_the_model(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     app = App(model=adapted, arrays=adapters_of, load=load_adapters, witnessed=True)
@@ -80,6 +91,7 @@ def test_adapters_that_travel_alone_are_found_in_the_model(tmp_path: Path) -> No
     run = settled(tmp_path / "mine")
     free = {name for name, p in adapted().named_parameters() if p.requires_grad}
     assert {name for seen in updates(run) for name in seen.update.tensors} == free
+    assert [attack.name for attack in run.spec.attacks] == ["features", "inverting_gradients"]
     assert events(run, "not_sent")
     again = audit_captured(tmp_path / "mine", overrides=["attacks=[{name: features}]"])
     assert entry(again, "features")["canary"]["ok"]
