@@ -141,8 +141,8 @@ class Album:
             rows = one.about.rows
             if drop_last and not one.about.exhausted:
                 rows = rows[:-1]
-            for at in range(0, len(rows), accumulate):
-                step = itertools.chain(*rows[at : at + accumulate])
+            for first in range(0, len(rows), accumulate):
+                step = itertools.chain(*rows[first : first + accumulate])
                 batches.append([(one.about.source, row) for row in step])
         keys = list(dict.fromkeys(key for batch in batches for key in batch))
         if not keys or any(key not in self._pictures for key in keys):

@@ -92,6 +92,7 @@ class Session:
         self._run: Run | None = None
         self._head: Head | None = None
         self._rounds = 0
+        self._apart = False  # clients are told different things, and that was noted
         self._now: _Round | None = None
         self._clients: dict[int, int] = {}
         self._shapes: dict[str, tuple[int, ...]] | None = None
@@ -198,8 +199,8 @@ class Session:
         taken = [(m.metadata.dst_node_id, m, arrays_in(m, self._key)) for m in asked]
         if self._now is None:
             self._rounds += 1
-            _, first, common = taken[0]
-            config = config_in(first)
+            _, _, common = taken[0]
+            config = self._config(asked)
             if norm is not None:
                 config.setdefault(KEY_CLIPPING_NORM, norm)
             number = config.get("server-round")
@@ -218,6 +219,17 @@ class Session:
             self._now.replies[node] = Reply(node=node, client=client, sent=began)
             if not _same(arrays, self._now.common):
                 self._now.own[node] = arrays
+
+    def _config(self, asked: list[Message]) -> dict[str, Any]:
+        """What the messages of a round say to every client alike."""
+        first, *others = [config_in(message) for message in asked]
+        alike = {k: v for k, v in first.items() if all(o.get(k) == v for o in others)}
+        apart = sorted({key for one in (first, *others) for key in one} - alike.keys())
+        if apart and not self._apart:
+            self._apart = True
+            words = f"not every client is told the same '{apart[0]}': it is not inferred"
+            self._note("config_differs", words, round=self._rounds)
+        return alike
 
     def _announce(self, run_id: int) -> None:
         """Tell the witnesses on this machine of the capture, before any of them trains."""
