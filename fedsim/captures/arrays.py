@@ -17,8 +17,6 @@ from fedsim.core.learning import Update
 from fedsim.core.sections import Upload
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm layers
-# That a client may say it has: attacks deal so many out into batches. As `federation.admission`.
-MOST_EXAMPLES = 1_000_000
 Arrays = dict[str, Any]  # Flower's arrays by their names, as they were in the message
 
 
@@ -56,7 +54,7 @@ def told_in(message: Message, examples: str) -> Told:
         metrics |= dict(record)
     count = metrics.get(examples, metrics.get("num-examples"))
     losses = [metrics[k] for k in ("train_loss", "train-loss", "loss") if k in metrics]
-    counted = int(count) if isinstance(count, int | float) and 0 <= count <= MOST_EXAMPLES else None
+    counted = int(count) if isinstance(count, int | float) and 0 <= count < 2**53 else None
     lost = losses[0] if losses and isinstance(losses[0], int | float) else None
     return Told(counted if counted == count else None, None if lost is None else float(lost))
 
