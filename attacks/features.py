@@ -71,6 +71,8 @@ class Features(Attack):
         if head.weight is None:
             raise AttackError("features needs the gradient of the head's weight, which is lacking.")
         loss = None
+        if protocol is not None and protocol.optimizer != "sgd":
+            notes.append(f"{protocol.optimizer} scales every weight on its own: features are bent")
         if count == 1:
             features = one_feature(head, labels)
         else:

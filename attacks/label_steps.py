@@ -35,8 +35,9 @@ _MOST = 64  # counts on a curve; between them it is straight
 
 def trust(loss: float, predictions: Tensor, shares: Tensor) -> float:
     """l: how much of its own label each prediction holds, from the mean loss, by bisection; 0 where
-    the predictions alone explain the loss, or nobody told it."""
-    if not math.isfinite(loss):
+    the predictions alone explain the loss, or nobody told it: a loss that is not above zero is no
+    cross-entropy, but what stands where an app's clients report none."""
+    if not math.isfinite(loss) or loss <= 0:
         return 0.0
     shares = shares.clamp(min=0) / shares.clamp(min=0).sum().clamp(min=1e-12)
 

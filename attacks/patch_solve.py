@@ -69,8 +69,9 @@ class PatchSolve(ClosedForm):
     def check_model(self, model: nn.Module, public: Public) -> None:
         parts = transformer_parts(model, "patch_solve")
         needed = [_position(parts)]
-        if (adapter := adapter_of(model, parts.patch_weight)) is None:
-            needed.append(parts.patch_weight)
+        trained = model.get_parameter(parts.patch_weight).requires_grad
+        adapter = None if trained else adapter_of(model, parts.patch_weight)
+        needed += [parts.patch_weight] if adapter is None else adapter.names
         refuse_frozen(model, needed, "patch_solve")
         if adapter is not None:
             _refuse_small(adapter, parts, adapter.rank >= parts.tokens)

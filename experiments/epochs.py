@@ -100,8 +100,9 @@ def main() -> None:
                         taken = batches(images, labels, epochs, client)
                         update = local_update(model, taken, protocol)
                         found = recover_labels(
-                            update, model, SHARD, protocol=protocol, steps=len(taken)
-                        )
+                            update, model, SHARD,
+                            protocol=protocol, steps=len(taken), epochs=epochs,
+                        )  # fmt: skip
                         right.append(overlap(found.tolist(), labels.tolist()))
                     cells.append(f"{sum(right) / len(right):.0%}")
                 begun = "trained" if trained else "fresh"

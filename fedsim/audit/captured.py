@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedsim.audit.stages import audit
 from fedsim.audit.trust import announced_in, import_paths, named_in, refuse_strangers
@@ -21,7 +24,7 @@ from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, observation_path, truth_path
 from fedsim.core.spec import Spec, load_spec
 from fedsim.core.vault import Truth, Vault
-from fedsim.scoring.canary import captured_canary
+from fedsim.scoring.canary import UNLEARNABLE, captured_canary, tolerance_of
 
 
 def audit_captured(
@@ -75,7 +78,8 @@ def is_own(run: Run) -> bool:
     if not is_capture(run.root) or not own_word(run):
         return False
     head = read_head(run.root)
-    if named_in(run) - _named({"model": head.model, "defenses": head.defenses}):
+    said = _named({"model": head.model, "defenses": head.defenses}) | _named(head.added)
+    if named_in(run) - said:
         return False
     find_app(run)
     return True
@@ -93,13 +97,17 @@ def found(root: str | Path) -> Path:
 
 def _refuse_imports(run: Run, wanted: Wanted, *, trust: bool) -> None:
     """Raise where the capture names code that neither its capturer nor this user did; of those who
-    did, the app's folder is looked into."""
-    if trust or own_word(run):
+    did, the app's folder is looked into. Only what is signed is the capturer's word: what else
+    lies in the directory may be anybody's."""
+    if trust:
         find_app(run)
         return
     head = read_head(run.root)
     own = _named(wanted.sections)
     named = _named({"model": head.model, "defenses": head.defenses}) | _named(head.added)
+    if own_word(run):
+        find_app(run)
+        own |= named
     if run.spec_path.is_file():
         named |= named_in(run)
     named |= announced_in(run.observations)
@@ -159,18 +167,42 @@ def _bring(run: Run, spec: Spec, album: Album, bound: Bound) -> None:
 def _chosen(spec: Spec, album: Album, bound: Bound, observation: Any) -> Truth | None:
     """The truth; where a loader was left before its end, its last batch may have been fetched and
     not used, and the declared steps, or the replay, tell."""
-    whole = album.truth(bound, observation.checksum)
-    if whole is None or all(one.about.exhausted for one in bound.passes):
+    accumulate = spec.train.accumulate
+
+    def of(one: Bound, *, drop_last: bool = False) -> Truth | None:
+        return album.truth(one, observation.checksum, drop_last=drop_last, accumulate=accumulate)
+
+    whole = of(bound)
+    epochs, passes = spec.train.local_epochs, bound.passes
+    device = resolve_device(spec.engine.device)
+    if epochs and len(passes) > epochs and not spec.train.local_steps:
+        # They went through it more often than they say, maybe to measure: before, or afterwards.
+        for few in (passes[:epochs], passes[-epochs:]):
+            truth = of(replace(bound, passes=few))
+            if truth is not None and _holds(observation, truth, device):
+                return truth
+    if whole is None or all(one.about.exhausted for one in passes):
         return whole
-    short = album.truth(bound, observation.checksum, drop_last=True)
+    short = of(bound, drop_last=True)
     if short is None:
         return whole
     steps = observation.public.local_steps
     if spec.train.local_steps and steps in (len(whole.batches), len(short.batches)):
         return whole if len(whole.batches) == steps else short
-    device = resolve_device(spec.engine.device)
-    errors = [captured_canary(observation, truth, device) for truth in (whole, short)]
+    errors = [_error(observation, truth, device) for truth in (whole, short)]
     return short if errors[1] < errors[0] else whole
+
+
+def _holds(observation: Any, truth: Truth, device: torch.device) -> bool:
+    return _error(observation, truth, device) <= tolerance_of(observation.public.protocol)
+
+
+def _error(observation: Any, truth: Truth, device: torch.device) -> float:
+    """The canary's; where there is none, as far off as can be."""
+    try:
+        return captured_canary(observation, truth, device)
+    except (FedsimError, *UNLEARNABLE):
+        return float("inf")
 
 
 def _check_colours(run: Run, spec: Spec, passes: Iterable[Pass]) -> None:

@@ -87,6 +87,10 @@ def update_of(sent: Mapping[str, Tensor], received: Mapping[str, Tensor], told: 
         if tensor.shape != sent[name].shape:
             shapes = f"{tuple(tensor.shape)}, not {tuple(sent[name].shape)}"
             raise ValueError(f"its '{name}' is of shape {shapes} as it was sent")
+        # Without dimensions it may be a counter, which averaging made a float.
+        if tensor.ndim and sent[name].is_floating_point() and not tensor.is_floating_point():
+            kinds = f"{tensor.dtype}, and {sent[name].dtype} was sent".replace("torch.", "")
+            raise ValueError(f"its '{name}' is of {kinds}")
         if name.rpartition(".")[2] in STATISTICS or not tensor.is_floating_point():
             buffers[name] = tensor
         else:

@@ -10,6 +10,7 @@ and an event that says so: a wrong one would be worse.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ def bind(
             continue
         for one in (one for one in messages if one.kept):
             within = tuple(p for p in own if _lies_in(p, one, offset, slack))
+            within = tuple(p for p in within if p.about.learned)  # others measured, and no more
             why = _doubt(within)
             if why is None:
                 bound.append(Bound(one, within))
@@ -125,29 +127,35 @@ class Album:
     def __init__(self, passes: Iterable[Pass], mean: Sequence[float], std: Sequence[float]):
         self._pictures: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
         for one in passes:
-            stored = as_pictures(one.stored, mean, std) if len(one.stored) else one.stored
-            loose = as_pictures(one.loose, mean, std) if len(one.loose) else one.loose
-            rows = [*one.about.stored, *one.about.loose]
-            for row, picture, label in zip(rows, [*stored, *loose], one.labels, strict=True):
-                self._pictures[one.about.source, row] = (picture, label)
+            with contextlib.suppress(ValueError, RuntimeError):  # not of this run: truths lack them
+                self._pictures |= _pictures_in(one, mean, std)
 
-    def truth(self, bound: Bound, update: str, *, drop_last: bool = False) -> Truth | None:
-        """The truth of an observation; None where a picture of it is missing. ``drop_last``: of a
-        pass that was cut short, the last batch was fetched and not used."""
+    def truth(
+        self, bound: Bound, update: str, *, drop_last: bool = False, accumulate: int = 1
+    ) -> Truth | None:
+        """The truth of an observation; None where a picture of it is missing, or they are not of
+        one shape. ``drop_last``: of a pass that was cut short, the last batch was fetched and not
+        used. ``accumulate``: so many of the loader's batches are behind one step."""
         batches = []
         for one in bound.passes:
             rows = one.about.rows
             if drop_last and not one.about.exhausted:
                 rows = rows[:-1]
-            batches += [[(one.about.source, row) for row in batch] for batch in rows]
+            for first in range(0, len(rows), accumulate):
+                step = itertools.chain(*rows[first : first + accumulate])
+                batches.append([(one.about.source, row) for row in step])
         keys = list(dict.fromkeys(key for batch in batches for key in batch))
         if not keys or any(key not in self._pictures for key in keys):
             return None
         at = {key: row for row, key in enumerate(keys)}
-        labels = torch.stack([self._pictures[key][1] for key in keys])
+        pictures = [self._pictures[key][0] for key in keys]
+        named = [self._pictures[key][1] for key in keys]
+        if len({p.shape for p in pictures}) > 1 or len({(n.shape, n.dtype) for n in named}) > 1:
+            return None
+        labels = torch.stack(named)
         mixed = labels.ndim == 2
         return Truth(
-            images=torch.stack([self._pictures[key][0] for key in keys]),
+            images=torch.stack(pictures),
             labels=labels.argmax(1) if mixed else labels.long(),
             batches=[[at[key] for key in batch] for batch in batches],
             defense_seed=0,
@@ -155,3 +163,14 @@ class Album:
             update=update,
             mixtures=labels.float() if mixed else None,
         )
+
+
+def _pictures_in(
+    one: Pass, mean: Sequence[float], std: Sequence[float]
+) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
+    """The pictures of one pass with their labels; an error where it says what it does not hold."""
+    stored = as_pictures(one.stored, mean, std) if len(one.stored) else one.stored
+    loose = as_pictures(one.loose, mean, std) if len(one.loose) else one.loose
+    rows = [*one.about.stored, *one.about.loose]
+    kept = zip(rows, [*stored, *loose], one.labels, strict=True)
+    return {(one.about.source, row): (picture, label) for row, picture, label in kept}

@@ -88,7 +88,9 @@ def wrappers_around(strategy: Strategy) -> list[Strategy]:
     found: list[Strategy] = []
     frame = inspect.currentframe()
     while frame is not None:
-        caller = frame.f_locals.get("self")
+        # Looked into are methods alone: what is looked into keeps its variables as they are now.
+        method = frame.f_code.co_varnames[:1] == ("self",)
+        caller = frame.f_locals.get("self") if method else None
         if (
             isinstance(caller, Strategy)
             and caller is not strategy

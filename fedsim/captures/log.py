@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedsim.core.cache import cache_folder
 from fedsim.core.errors import DamagedError, RunError
@@ -21,6 +21,7 @@ from fedsim.core.run import paths
 from fedsim.core.sent import Places
 
 FORMAT = 1
+MOST = 100_000  # rounds, and clients: more than anybody trains, and few enough to count through
 
 
 class Head(BaseModel):
@@ -53,7 +54,7 @@ class Reply(BaseModel):
     """One client's part in a round; times are the server's clock."""
 
     node: int
-    client: int
+    client: Annotated[int, Field(ge=0, lt=MOST)]
     sent: float
     received: float | None = None
     kept: bool = False
@@ -67,7 +68,7 @@ class Reply(BaseModel):
 class Messages(BaseModel):
     """One round: what was asked, and what came back."""
 
-    round: int
+    round: Annotated[int, Field(ge=1, lt=MOST)]
     server_round: int | None = None
     began: float
     ended: float
@@ -139,7 +140,7 @@ def remembered(run_id: int) -> dict[str, Any]:
     """What a capture on this machine noted for the witnesses of a run; nothing where none did."""
     try:
         content = read_json(index_path(run_id))
-    except (FileNotFoundError, DamagedError):
+    except (OSError, DamagedError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -40,6 +40,7 @@ class About(BaseModel):
     began: float
     ended: float
     exhausted: bool  # whether it went to the end; otherwise its last batch may not have been used
+    learned: bool = True  # False where gradients were off whenever a batch was fetched
     rows: list[list[int]] = []
     stored: list[int] = []  # the numbers of the pictures in this file that are on the grid
     loose: list[int] = []  # and of those that are not

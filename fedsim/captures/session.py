@@ -45,10 +45,12 @@ from fedsim.captures.log import (
 )
 from fedsim.captures.trouble import reason, warn
 from fedsim.captures.writer import Writer
+from fedsim.core.errors import RunError
 from fedsim.core.files import checksum, save_tensors, write_json
 from fedsim.core.keyring import Keyring
 from fedsim.core.observation import as_kept, write_weights
 from fedsim.core.run import Run, observation_path, weights_path
+from fedsim.core.run.paths import LOCK
 from fedsim.core.sent import Shelf
 
 MOST_NAMES = 1000  # directories of one name, numbered
@@ -90,6 +92,7 @@ class Session:
         self._run: Run | None = None
         self._head: Head | None = None
         self._rounds = 0
+        self._apart = False  # clients are told different things, and that was noted
         self._now: _Round | None = None
         self._clients: dict[int, int] = {}
         self._shapes: dict[str, tuple[int, ...]] | None = None
@@ -140,8 +143,8 @@ class Session:
             self._trouble("capture_failed", f"{what}: {reason(error)}")
 
     def _begin(self, strategy: str, found: Recognised) -> None:
-        root = _claimed(self._wanted)
-        run = self._run = Run(root)
+        run = _claimed(self._wanted, self._leaving)
+        root = run.root
         said = self._declaration
         self._head = Head(
             began=time.time(),
@@ -157,7 +160,7 @@ class Session:
             folder=str(Path.cwd()),
             problems=said.problems,
         )
-        self._leaving.enter_context(run.locked())
+        self._run = run
         for problem in said.problems:
             self._trouble("declaration", problem)
         for sentence in found.sentences:
@@ -168,7 +171,12 @@ class Session:
                 f"'{self._wanted}' holds something already; this run is captured in '{root}'",
             )
         self._head.signature = self._signature(run, self._head)
-        write_head(root, self._head)
+        try:
+            write_head(root, self._head)
+        except Exception:
+            self._run = None  # without it the rest would be nothing
+            self._leaving.close()
+            raise
         _log(f"fedsim: this run is captured in {root}; afterwards: fedsim audit {root}")
 
     def _signature(self, run: Run, head: Head) -> str:
@@ -191,8 +199,8 @@ class Session:
         taken = [(m.metadata.dst_node_id, m, arrays_in(m, self._key)) for m in asked]
         if self._now is None:
             self._rounds += 1
-            _, first, common = taken[0]
-            config = config_in(first)
+            _, _, common = taken[0]
+            config = self._config(asked)
             if norm is not None:
                 config.setdefault(KEY_CLIPPING_NORM, norm)
             number = config.get("server-round")
@@ -211,6 +219,17 @@ class Session:
             self._now.replies[node] = Reply(node=node, client=client, sent=began)
             if not _same(arrays, self._now.common):
                 self._now.own[node] = arrays
+
+    def _config(self, asked: list[Message]) -> dict[str, Any]:
+        """What the messages of a round say to every client alike."""
+        first, *others = [config_in(message) for message in asked]
+        alike = {k: v for k, v in first.items() if all(o.get(k) == v for o in others)}
+        apart = sorted({key for one in (first, *others) for key in one} - alike.keys())
+        if apart and not self._apart:
+            self._apart = True
+            words = f"not every client is told the same '{apart[0]}': it is not inferred"
+            self._note("config_differs", words, round=self._rounds)
+        return alike
 
     def _announce(self, run_id: int) -> None:
         """Tell the witnesses on this machine of the capture, before any of them trains."""
@@ -251,7 +270,8 @@ class Session:
         def write() -> None:
             self._keep(now, reply, arrays)
 
-        self._writer.submit(f"the update of client {reply.client}", write, size)
+        if not self._writer.submit(f"the update of client {reply.client}", write, size):
+            reply.why = f"there was no room for the update of client {reply.client}"
 
     def _close_round(self) -> None:
         now, self._now = self._now, None
@@ -276,7 +296,9 @@ class Session:
             write_weights(run.observations, now.about.round, now.sent)
             now.about.weights = True
 
-        self._writer.submit(f"what was sent in round {now.about.round}", write, nbytes(now.common))
+        what = f"what was sent in round {now.about.round}"
+        if not self._writer.submit(what, write, nbytes(now.common)):
+            now.about.weights = False
 
     def _keep(self, now: _Round, reply: Reply, arrays: Arrays) -> None:
         """Write one update, and what its client was sent if that was not the round's."""
@@ -336,7 +358,12 @@ class Session:
     # -- trouble ----------------------------------------------------------------------------------
 
     def _failed(self, what: str, error: Exception) -> None:
-        self._trouble("capture_failed", f"{what} could not be written: {reason(error)}")
+        words = f"{what} could not be written: {reason(error)}"
+        if isinstance(error, TimeoutError):  # in the app's thread: that disk has to wait
+            warn(words)
+            self._unsaid.append(("capture_failed", words, {}))
+        else:
+            self._trouble("capture_failed", words)
 
     def _event(self, kind: str, now: _Round, reply: Reply) -> None:
         self._note(kind, reply.why or kind, round=now.about.round, client=reply.client)
@@ -356,6 +383,7 @@ class Session:
 def signed(head: Head) -> tuple[bytes, str]:
     """What the capturer's key signs: the code that an audit may import, and from where."""
     content = {"model": head.model, "app": head.app, "defenses": head.defenses}
+    content |= {"added": head.added} if head.added else {}
     return json.dumps(content, sort_keys=True).encode(), "capture"
 
 
@@ -369,18 +397,34 @@ def _same(one: Arrays, other: Arrays) -> bool:
     )
 
 
-def _claimed(wanted: Path) -> Path:
-    """The directory, made; where it holds something already, the next of its name: -2, -3, ..."""
+def _claimed(wanted: Path, leaving: ExitStack) -> Run:
+    """The directory, made, and locked until ``leaving``; where it holds something already, or is
+    another server's by now, the next of its name: -2, -3, ..."""
     for number in range(1, MOST_NAMES):
         root = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:
             root.mkdir(parents=True)
         except FileExistsError:
-            if root.is_dir() and not any(root.iterdir()):
-                return root
-            continue
-        return root
+            if not root.is_dir() or any(root.iterdir()):
+                continue
+        if (run := _locked(Run(root), leaving)) is not None:
+            return run
     raise FileExistsError(f"there are {MOST_NAMES} directories named like '{wanted}'")
+
+
+def _locked(run: Run, leaving: ExitStack) -> Run | None:
+    """The run, for this process alone; None where somebody else was faster."""
+    with ExitStack() as trying:
+        try:
+            trying.enter_context(run.locked())
+        except RunError:
+            if (run.root / LOCK).is_file():
+                return None
+            raise
+        if [path.name for path in run.root.iterdir()] != [LOCK]:
+            return None  # it was, and has ended
+        leaving.push(trying.pop_all())
+    return run
 
 
 def _log(words: str) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,24 @@ from fedsim.captures.log import (
 )
 from fedsim.captures.session import signed
 from fedsim.core.anatomy import batchnorm_names, head_names, vit_parts
-from fedsim.core.errors import FedsimError, ModelError, RunError, SpecError
+from fedsim.core.errors import DamagedError, FedsimError, ModelError, RunError, SpecError
 from fedsim.core.factories import is_import_path
 from fedsim.core.files import read_tensors
 from fedsim.core.keyring import Keyring
 from fedsim.core.learning import Update
+from fedsim.core.lora import wanted
 from fedsim.core.observation import Public, write_observation, write_weights
 from fedsim.core.run import Run, observation_path, paths, weights_path
 from fedsim.core.run.record import Record, write_record
-from fedsim.core.spec import Spec, Upload, load_spec, read_content
+from fedsim.core.spec import Spec, TrainSpec, Upload, load_spec, read_content
+from fedsim.core.text import listed
+from fedsim.core.trainable import choose, named_part, restricted, saved_names
 from fedsim.defenses.applied import announced
 from fedsim.federation.checkpoint import Checkpoint, write_checkpoint
 
 # Sections that say what the federation did: they are remembered; others are of one audit alone.
 ABOUT = ("data", "model", "train", "defenses")
+MOST_EXAMPLES = 1_000_000  # that a client may say it learned from in a round
 FEW_PICTURES = 64  # that are learned from in a round
 SEARCH_STEPS, FEWEST_STEPS = 300, 10
 MOST_VICTIMS = 8  # of an audit that names no attacks
@@ -116,6 +120,7 @@ def settle(run: Run, wanted: Wanted) -> Spec:
     rounds, damaged = read_messages(run.root)
     if damaged:
         run.note("damaged", f"{damaged} rounds of {paths.MESSAGES} are damaged and left out")
+    _leave_out(run, rounds)
     if not any(reply.kept for messages in rounds for reply in messages.replies):
         whys = [r.why for messages in rounds for r in messages.replies if r.why]
         raise RunError(
@@ -134,16 +139,49 @@ def settle(run: Run, wanted: Wanted) -> Spec:
             f"the server of '{run.root}' cannot see how its clients train: declare "
             f"{', '.join(found.missing)}, here as key=value or to fedsim.capture."
         )
+    names = _declared_part(run, content, model, names, seen)
+    _infer_part(found, model, names, seen)
     for words in found.words:
         run.note("inferred", words)
     _tell_frozen(run, names, seen)
     if names.statistics and not seen.statistics:
         found.train.setdefault("batchnorm", "local")
-    spec = _spec(content, found, rounds, classes, vit=_is_vit(model))
+    spec = _spec(content, found, rounds, classes, model)
     _write(run, spec, classes, rounds, replace(names, trained=names.trained & seen.moved), head)
     head.settled = {"digest": spec.digest(), "of": _identity(spec)}
     write_head(run.root, head)
     return spec
+
+
+def _leave_out(run: Run, rounds: Iterable[Messages]) -> None:
+    """Have the log say of updates with which nothing can be done that they are not kept."""
+    for messages in rounds:
+        for reply in messages.replies:
+            why = _unusable(run, messages, reply) if reply.kept else None
+            if why is not None:
+                kind, words = why
+                reply.kept, reply.why = False, words
+                run.note(kind, words, round=messages.round, client=reply.client)
+
+
+def _unusable(run: Run, messages: Messages, reply: Reply) -> tuple[str, str] | None:
+    """Why an update is left out, as an event of this kind."""
+    whose = f"the update of client {reply.client} in round {messages.round}"
+    if (reply.examples or 0) > MOST_EXAMPLES:
+        words = f"{whose} is left out: it claims {reply.examples} examples, which nobody simulates"
+        return "update_rejected", words
+    path = observation_path(run.observations, messages.round, reply.client)
+    try:
+        held, _ = read_tensors(path)
+        if not weights_path(run.observations, messages.round).is_file():
+            raise FileNotFoundError
+    except FileNotFoundError:
+        return "update_lost", f"{whose} is left out: its files are not there any more"
+    except DamagedError as error:
+        return "update_lost", f"{whose} is left out: {error}"
+    if not any(bool((t != 0).any()) for n, t in held.items() if n.startswith("update/")):
+        return "nothing_trained", f"{whose} is left out: it sent back what it was sent"
+    return None
 
 
 def _content(run: Run, head: Head, wanted: Wanted, rounds: Sequence[Messages]) -> dict[str, Any]:
@@ -158,7 +196,10 @@ def _content(run: Run, head: Head, wanted: Wanted, rounds: Sequence[Messages]) -
     said = {key: value for key, value in wanted.sections.items() if key in (*ABOUT, "classes")}
     added = _merged(head.added, said)
     if added != head.added:
+        own = own_word(run)
         head.added = added
+        if own:  # what was said to an audit is this user's word as well
+            head.signature = Keyring(run.vault).own().sign(*signed(head))
     content = _merged(content, added)
     if head.settled and "attacks" not in wanted.sections and run.spec_path.is_file():
         before = run.spec.model_dump(mode="json")
@@ -243,14 +284,6 @@ def _look_for(name: str, run: Run) -> None:
         )
 
 
-def _is_vit(model: nn.Module) -> bool:
-    try:
-        vit_parts(model)
-    except ModelError:
-        return False
-    return True
-
-
 @dataclass(frozen=True)
 class _Names:
     """The model's own names for what was sent: where arrays came as a list, by their places."""
@@ -259,9 +292,12 @@ class _Names:
     trained: frozenset[str]
     statistics: frozenset[str]  # of BatchNorm layers
     listed: tuple[str, ...] = ()
+    saved: Mapping[str, str] = field(default_factory=dict)  # by the names peft gives to adapters
 
     def of(self, name: str) -> str:
-        return self.listed[int(name)] if self.listed and name.isdigit() else name
+        if self.listed and name.isdigit():
+            return self.listed[int(name)]
+        return name if name in self.state else self.saved.get(name, name)
 
 
 def _names(run: Run, head: Head, model: nn.Module, rounds: list[Messages]) -> _Names:
@@ -276,7 +312,7 @@ def _names(run: Run, head: Head, model: nn.Module, rounds: list[Messages]) -> _N
     if first.listed and not listed:
         listed = head.listed = _order(run, model, sent)
         write_head(run.root, head)  # before a name is changed on the disk
-    names = _Names(state, trained, statistics, listed)
+    names = _Names(state, trained, statistics, listed, saved_names(model))
     for name, tensor in sent.items():
         own = state.get(names.of(name))
         if own is None or own.shape != tensor.shape:
@@ -290,10 +326,12 @@ def _names(run: Run, head: Head, model: nn.Module, rounds: list[Messages]) -> _N
 
 
 def _order(run: Run, model: nn.Module, sent: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The names of arrays that came as a list: those of the whole state, or of the parameters."""
+    """The names of arrays that came as a list: those of the whole state, of the parameters, or of
+    those that peft keeps of a model with adapters."""
     state = model.state_dict()
     shapes = [sent[place].shape for place in sorted(sent, key=int)]
-    for order in (list(state), [n for n, _ in model.named_parameters()]):
+    parameters = [name for name, _ in model.named_parameters()]
+    for order in (list(state), parameters, list(saved_names(model).values())):
         if [state[name].shape for name in order] == shapes:
             return tuple(order)
     raise ModelError(
@@ -316,10 +354,7 @@ class _Seen:
 
 
 def _surveyed(run: Run, model: nn.Module, rounds: list[Messages], names: _Names) -> _Seen:
-    try:
-        weight: str | None = head_names(model)[0]
-    except (ModelError, IndexError):
-        weight = None
+    weight = _head_weight(model)
     moved, statistics, ranks = set[str](), False, set[int | None]()
     for messages in rounds:
         for reply in messages.replies:
@@ -333,6 +368,42 @@ def _surveyed(run: Run, model: nn.Module, rounds: list[Messages], names: _Names)
             if len(ranks) < 2:
                 ranks.add(rank_of(updates[weight]) if weight in updates else None)
     return _Seen(frozenset(moved), statistics, ranks.pop() if len(ranks) == 1 else None)
+
+
+def _head_weight(model: nn.Module) -> str | None:
+    try:
+        return head_names(model)[0]
+    except ModelError:
+        return None
+
+
+def _declared_part(
+    run: Run, content: Mapping[str, Any], model: nn.Module, names: _Names, seen: _Seen
+) -> _Names:
+    """The names with what is declared to be trained, and no more: noise moves the rest as well.
+    Where nothing makes noise, what moved was trained."""
+    train = content["train"]
+    if "trainable" not in train:
+        return names
+    declared = TrainSpec.model_validate({"trainable": train["trainable"]}).trainable
+    chosen = names.trained & set(choose(model, declared))
+    if (others := sorted((names.trained & seen.moved) - chosen)) and not content["defenses"]:
+        raise SpecError(
+            f"train.trainable is declared as {listed(wanted(declared))}, and the clients of "
+            f"'{run.root}' moved '{others[0]}' too: leave it out, and what moved is taken."
+        )
+    return replace(names, trained=chosen)
+
+
+def _infer_part(found: Inferred, model: nn.Module, names: _Names, seen: _Seen) -> None:
+    """What clients train, where it is a part and nobody declared which: an attacker who replays
+    them would train the rest along, and lint would look for what is never uploaded."""
+    part = names.trained & seen.moved
+    if "trainable" in found.train or not part or part == names.trained:
+        return
+    if (patterns := named_part(model, part)) is not None:
+        found.train["trainable"] = list(patterns)
+        found.words.append(f"train.trainable is {listed(patterns)}: nothing else moved")
 
 
 def _tell_frozen(run: Run, names: _Names, seen: _Seen) -> None:
@@ -364,8 +435,7 @@ def _spec(
     found: Inferred,
     rounds: list[Messages],
     classes: int,
-    *,
-    vit: bool,
+    model: nn.Module,
 ) -> Spec:
     """The spec of the run: what is declared and inferred, and who answered."""
     cohorts = [
@@ -380,12 +450,10 @@ def _spec(
         "rounds": len(rounds),
         "evaluate": False,
     }
-    attacks = {} if "attacks" in content else {"attacks": _default_attacks(train, counts, vit=vit)}
-    return load_spec(
+    spec = load_spec(
         {
             **content,
-            **attacks,
-            **({"audit": {"victims": MOST_VICTIMS, **content["audit"]}} if attacks else {}),
+            **({} if "attacks" in content else {"attacks": []}),
             "data": {**content["data"], "clients": clients},
             "train": train,
             "captured": {
@@ -395,21 +463,45 @@ def _spec(
             },
         }
     )
+    if "attacks" in content:
+        return spec
+    restricted(model, spec.train.trainable, spec.train.lora)
+    attacks = _default_attacks(train, counts, model)
+    audit = {"victims": MOST_VICTIMS, **content["audit"]}
+    return load_spec({**spec.model_dump(mode="json"), "attacks": attacks, "audit": audit})
 
 
 def _default_attacks(
-    train: Mapping[str, Any], counts: list[int], *, vit: bool
+    train: Mapping[str, Any], counts: list[int], model: nn.Module
 ) -> list[dict[str, Any]]:
     """The attacks where none is named: for a Vision Transformer the closed form, and for every
-    model a search, which reads labels first. Of an update with many pictures behind it a search
-    makes nothing at a budget that anybody waits for, so it takes the fewest steps that show that.
+    model a search, which reads labels first. Where a part is trained, a closed form that lacks
+    what it needs is left out, and `features` reads the head. Of an update with many pictures behind
+    it a search makes nothing at a budget that anybody waits for, so it takes the fewest steps that
+    show that.
     """
     steps = train.get("local_steps") or 0
     pictures = steps * int(train["batch_size"]) or max(counts, default=int(train["batch_size"]))
     few = pictures * (train.get("local_epochs") or 1) <= FEW_PICTURES
     budget = SEARCH_STEPS if few else FEWEST_STEPS
-    closed = [{"name": "patch_solve"}] if vit else []
-    return [*closed, {"name": "inverting_gradients", "steps": budget}]
+    free = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    direct = ["patch_solve"] if _embeds(model, free) else []
+    if len(free) < len([*model.parameters()]) and _head_weight(model) in free:
+        direct.append("features")
+    return [*({"name": name} for name in direct), {"name": "inverting_gradients", "steps": budget}]
+
+
+def _embeds(model: nn.Module, free: Collection[str]) -> bool:
+    """Whether positions of a Vision Transformer are trained, and the patch projection or an adapter
+    on it."""
+    try:
+        parts = vit_parts(model)
+    except ModelError:
+        return False
+    if all(parameter.requires_grad for parameter in model.parameters()):
+        return True
+    patches = parts.patch_weight.removesuffix(".weight").removesuffix(".base_layer")
+    return parts.position in free and any(name.startswith(f"{patches}.") for name in free)
 
 
 def _identity(spec: Spec) -> str:

@@ -134,6 +134,10 @@ class CapturedStrategy(Strategy):
     def __delattr__(self, name: str) -> None:
         delattr(self._inner, name)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is of the strategy, and not of a run of it that is under way."""
+        return {**vars(self), "_session": None}
+
     def __repr__(self) -> str:
         return f"captured {self._inner!r}"
 
@@ -147,7 +151,14 @@ def _begun(captured: CapturedStrategy, *, stepwise: bool = False) -> Session:
 
 
 def _watched(value: Any, session: Session) -> Any:
-    return WatchedGrid(value, session) if isinstance(value, Grid) else value
+    """A grid, watched; everything else as it is."""
+    if not isinstance(value, Grid):
+        return value
+    try:
+        return WatchedGrid(value, session)
+    except Exception as error:  # another version of Flower's, with methods that are not known here
+        warn(f"nothing is captured of a {type(value).__name__}: {reason(error)}")
+        return value
 
 
 def _recognised(captured: CapturedStrategy) -> Recognised:

@@ -8,6 +8,7 @@ that an audit compares with. Where no witness stood there is none, and no scores
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
@@ -29,7 +30,7 @@ from fedsim.core.vault import Vault
 
 FOLDER, MOST = "FEDSIM_WITNESS", "FEDSIM_WITNESS_GB"
 IN_CONFIG = "fedsim-witness"  # the same folder in an app's run config
-MOST_GB = 4.0  # of one witness, as it is held and kept
+MOST_GB = 1.0  # of one witness; while a pass is written, several times that is in memory
 _WRITERS: dict[int, Writer] = {}  # of this process; a fork has none of its parent's threads
 
 
@@ -50,7 +51,9 @@ def witness(
     begins, and iterate over what is returned. Nothing that goes wrong here reaches the training.
     """
     try:
-        return Witnessed(trainloader, Keeper.of(context, trainloader, mean, std, vault))
+        keeper = Keeper.of(context, trainloader, mean, std, vault)
+        one_way = hasattr(type(trainloader), "__next__")
+        return _Pass(trainloader, keeper) if one_way else Witnessed(trainloader, keeper)
     except Exception as error:
         warn(f"a loader has no witness: {reason(error)}")
         return trainloader
@@ -69,11 +72,19 @@ def settle_witnesses() -> None:
 
 
 class Witnessed:
-    """A loader; every attribute is that of the wrapped one."""
+    """A loader; every attribute is that of the wrapped one, and so is its class for whoever asks
+    by `isinstance`."""
 
     def __init__(self, loader: Any, keeper: Keeper):
         own = vars(self)
         own["_loader"], own["_keeper"] = loader, keeper
+
+    @property  # type: ignore[misc]  # Python's own way to stand for another object
+    def __class__(self) -> Any:
+        return type(self._loader)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Witnessed, (self._loader, self._keeper)
 
     def __iter__(self) -> Iterator[Any]:
         return _Pass(iter(self._loader), self._keeper)
@@ -95,6 +106,9 @@ class Witnessed:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._loader, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        delattr(self._loader, name)
+
 
 class _Pass:
     """One way through a loader."""
@@ -102,6 +116,7 @@ class _Pass:
     def __init__(self, batches: Iterator[Any], keeper: Keeper):
         self._batches, self._keeper = batches, keeper
         self._number: int | None = None
+        self._learned = False
         self._began = self._ended = time.time()
 
     def __iter__(self) -> _Pass:
@@ -116,6 +131,8 @@ class _Pass:
             self._close(exhausted=isinstance(error, StopIteration))
             raise
         self._ended = time.time()
+        # Asked before and after a batch is used: a loop may switch gradients off for each alone.
+        self._learned = self._learned or torch.is_grad_enabled()
         self._keeper.note(self._number, batch)
         return batch
 
@@ -131,7 +148,7 @@ class _Pass:
         number, self._number = self._number, -1
         if number is not None and number >= 0:
             self._ended = time.time() if exhausted else self._ended
-            self._keeper.close(number, self._began, self._ended, exhausted)
+            self._keeper.close(number, self._began, self._ended, exhausted, self._learned)
 
     def __del__(self) -> None:
         try:
@@ -172,6 +189,11 @@ class Keeper:
         }
         return cls(Vault(base / str(run_id) / f"node-{node_id}"), about, colours)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy is another witness, which numbers its own passes and pictures."""
+        about = {**self._about, "source": uuid.uuid4().hex}
+        return Keeper, (self._vault, about, self._colours)
+
     def open(self) -> int:
         self._passes += 1
         return self._passes
@@ -182,23 +204,27 @@ class Keeper:
             return
         try:
             seen = seen_in(batch)
-            copy = Seen(seen.images.clone(), seen.labels.clone())
+            # Out of the accelerator's memory, which is theirs.
+            copy = Seen(*(tensor.to("cpu", copy=True) for tensor in seen))
             size = copy.images.numel() * copy.images.element_size()
-            self._writer().submit("a batch", lambda: self._take(number, copy), size)
+            if not self._writer().submit("a batch", lambda: self._take(number, copy), size):
+                self._lose(number, "a batch could not be kept in time")
         except Exception as error:
             self._lose(number, f"a batch cannot be read: {reason(error)}")
 
-    def close(self, number: int, began: float, ended: float, exhausted: bool) -> None:
+    def close(
+        self, number: int, began: float, ended: float, exhausted: bool, learned: bool
+    ) -> None:
         """A pass is over: what it was goes to the vault."""
         try:
-            about = {"number": number, "began": began, "ended": ended, "exhausted": exhausted}
+            about: dict[str, Any] = {"number": number, "began": began, "ended": ended}
+            about |= {"exhausted": exhausted, "learned": learned}
             self._writer().submit("a pass", lambda: self._write(number, about))
         except Exception as error:
             warn(f"a witness's pass is lost: {reason(error)}", again=False)
 
     def _writer(self) -> Writer:
-        # Not behind others: the process may be ended soon after its client has replied.
-        return _WRITERS.setdefault(os.getpid(), Writer("witness", _failed, behind=False))
+        return _WRITERS.setdefault(os.getpid(), Writer("witness", _failed))
 
     # -- the writer's thread ----------------------------------------------------------------------
 
@@ -233,6 +259,8 @@ class Keeper:
 
     def _write(self, number: int, about: dict[str, Any]) -> None:
         notes = self._open.pop(number, _Notes())
+        if self._broken and notes.lost is None:  # its later batches were not noted
+            notes.lost = "what it saw before could not be kept"
         if not notes.rows and notes.lost is None:
             return
         mean, std = self._colours
@@ -252,8 +280,13 @@ class Keeper:
         )
         try:
             Pass(whole, *notes.tensors()).write(self._vault)
-        except Exception:
+        except Exception as error:
             self._broken = True
+            # That it is missing has to be known, or the other passes look like all that there was.
+            whole.lost = f"it could not be written: {reason(error)}"
+            whole.rows, whole.stored, whole.loose = [], [], []
+            with contextlib.suppress(Exception):
+                Pass(whole, *_Notes().tensors()).write(self._vault)
             raise
 
     def _lose(self, number: int, why: str) -> None:

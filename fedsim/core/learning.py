@@ -203,6 +203,8 @@ def learn(
     trail = trail or Trail()
     model.train(protocol.mode == "train")
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise FedsimError("nothing of the model is trained.")
     before = {n: p.detach().clone() for n, p in trained.items()}
     shared = protocol.batchnorm == "shared"
     held = {n: sent.get(n, b) for n, b in batchnorm_buffers(model).items()} if shared else {}

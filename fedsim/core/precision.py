@@ -26,6 +26,8 @@ def gradients(loss: Tensor, weights: Sequence[Tensor], precision: Precision) -> 
     """The gradients of a loss; None for a weight that it does not use. In float16 small numbers
     are lost on the way back, so the loss is scaled up for it, as far as all numbers stay finite.
     """
+    if not loss.requires_grad:
+        return [None for _ in weights]  # of a part that this batch goes past
     scale = _SCALE if precision == "float16" else 1.0
     while True:
         found = torch.autograd.grad(

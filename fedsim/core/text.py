@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Sequence
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and line feed
@@ -31,6 +32,12 @@ def brief(value: object) -> str:
         return reprlib.repr(value)
     except ValueError:  # a number of more digits than Python writes down
         return f"a very large {type(value).__name__}"
+
+
+def listed(words: Sequence[str], most: int = 6) -> str:
+    """Words one after the other, the first few of many."""
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _by_number(found: re.Match[str]) -> str:

@@ -9,7 +9,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -65,6 +65,41 @@ def choose(model: nn.Module, trainable: Trainable) -> list[str]:
             f"trained."
         )
     return [name for name in parameters if name in chosen]
+
+
+def named_part(model: nn.Module, trained: Collection[str]) -> tuple[str, ...] | None:
+    """Words or patterns that choose just these parameters of those that can be trained, as few as
+    modules allow; None where none do, because names end alike."""
+    free = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    part = set(trained)
+    for word in ("head", "norm", "bias"):
+        if _chosen_by(model, word) == part:
+            return (word,)
+    patterns: list[str] = []
+    for name in (name for name in free if name in part):
+        places = name.split(".")
+        above = [".".join(places[:end]) for end in range(1, len(places))]
+        whole = [a for a in above if all(n in part for n in free if n.startswith(f"{a}."))]
+        patterns.append(f"{whole[0]}.*" if whole else name)
+    patterns = list(dict.fromkeys(patterns))
+    return tuple(patterns) if _chosen_by(model, tuple(patterns)) == part else None
+
+
+def _chosen_by(model: nn.Module, trainable: Trainable) -> set[str]:
+    try:
+        return set(choose(model, trainable))
+    except ModelError:
+        return set()
+
+
+def saved_names(model: nn.Module) -> dict[str, str]:
+    """The model's own names of what peft keeps of it (`get_peft_model_state_dict`), by the names
+    that it has there, in that order; nothing of a model that peft did not wrap."""
+    if not adapted_layers(model) or not hasattr(model, "peft_config"):
+        return {}
+    own_names = {tensor.data_ptr(): name for name, tensor in model.state_dict().items()}
+    kept = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {n: own_names[t.data_ptr()] for n, t in kept.items() if t.data_ptr() in own_names}
 
 
 def adapted_layers(model: nn.Module) -> dict[str, nn.Module]:

@@ -26,6 +26,7 @@ from fedsim.core.epochs import steps_of_round
 from fedsim.core.errors import AttackError, DataError, ModelError
 from fedsim.core.factories import is_import_path
 from fedsim.core.knowledge import refuse_unplayed
+from fedsim.core.lora import WORDS, wanted
 from fedsim.core.models import build_architecture, build_model
 from fedsim.core.spec import Spec
 from fedsim.core.trainable import adapted_layers
@@ -134,14 +135,16 @@ def gather(spec: Spec) -> Facts:
     refuse_other_training(spec.train, [named.defense for named in named_defenses])
     check_augmentation([one.model_dump() for one in spec.train.augment], spec.data.image_size)
     steps, images = _behind(spec, shard)
-    model = _built(spec, classes or ASSUMED_CLASSES, [g.defense for g in named_defenses])
+    defenses = [named.defense for named in named_defenses]
+    model = _built(spec, classes or ASSUMED_CLASSES, defenses)
+    numbers = _numbers(spec, classes or ASSUMED_CLASSES, defenses, model)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     tokens = _tokens(model, trained, spec.data.image_size, moved=spec.train.rounds > 1)
     rehearsed = partial(
         rehearse,
         spec,
         model,
-        [named.defense for named in named_defenses],
+        defenses,
         classes=classes or ASSUMED_CLASSES,
         steps=(steps or 1) if images == 1 else 1,
         acting=any(named.acts_on(*ACTS) for named in named_defenses),
@@ -167,8 +170,8 @@ def gather(spec: Spec) -> Facts:
         batchnorms=len(batchnorm_names(model)),
         chain=_is_chain(model, spec.data.image_size),
         tosses=spec.train.mode == "train" and bool(silence(copy.deepcopy(model).train())),
-        parameters=sum(p.numel() for p in model.parameters()),
-        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        parameters=numbers[0],
+        trained=numbers[1],
         adapted=bool(adapted_layers(model)),
         rehearsal=rehearsal,
     )
@@ -201,7 +204,7 @@ def _bare(spec: Spec, classes: int) -> nn.Module:
     with torch.device("meta"):
         whole = build_architecture(spec.model, image_size=side, num_classes=classes)
     chosen = spec.model
-    if _blocks(whole) > SHALLOW:
+    if _blocks(whole) > SHALLOW and not _names_layers(spec):
         shallow = chosen.model_copy(update={"options": {**chosen.options, "depth": SHALLOW}})
         try:
             with torch.device("meta"):
@@ -213,6 +216,28 @@ def _bare(spec: Spec, classes: int) -> nn.Module:
     if sum(p.numel() for p in whole.parameters()) > LARGEST:
         return whole
     return build_architecture(chosen, image_size=side, num_classes=classes)
+
+
+def _names_layers(spec: Spec) -> bool:
+    """Whether patterns say what is trained: they may mean blocks that a shallow model lacks."""
+    patterns = set(wanted(spec.train.trainable)) - set(WORDS)
+    return bool(patterns or spec.train.lora.targets)
+
+
+def _numbers(
+    spec: Spec, classes: int, defenses: Sequence[Defense], built: nn.Module
+) -> tuple[int, int]:
+    """How many numbers the whole model has, and how many of them are trained."""
+    model = built
+    if not spec.model.checkpoint and not is_import_path(spec.model.name):
+        with torch.device("meta"):
+            whole = build_architecture(
+                spec.model, image_size=spec.data.image_size, num_classes=classes
+            )
+        if _blocks(whole) > _blocks(built):
+            model = prepared(whole, defenses, spec.train)
+    counts = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return sum(n for n, _ in counts), sum(n for n, trained in counts if trained)
 
 
 def _blocks(model: nn.Module) -> int:

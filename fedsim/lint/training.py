@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fedsim.core.augment import mixes
 from fedsim.core.lora import wanted
 from fedsim.core.spec import Upload
+from fedsim.core.text import listed
 from fedsim.lint.facts import Facts
 from fedsim.lint.findings import Finding
 
@@ -47,6 +48,14 @@ def idle_proximal(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _plain_gradient(facts: Facts) -> bool:
+    """Whether what is uploaded is a gradient, but for a factor: nothing stands between it and the
+    equations of the head."""
+    train = facts.spec.train
+    plain = train.upload is Upload.GRADIENT or (train.optimizer == "sgd" and not train.weight_decay)
+    return plain and facts.steps == 1 and "bias" in facts.head and not facts.defenses
+
+
 def partial_training(facts: Facts) -> Iterator[Finding]:
     """What clients do not train they do not upload; what the rest tells."""
     words = wanted(facts.spec.train.trainable)
@@ -54,7 +63,7 @@ def partial_training(facts: Facts) -> Iterator[Finding]:
         return
     share = facts.trained / max(1, facts.parameters)
     reason = (
-        f"Clients train {', '.join(words)} ({share:.1%} of the model's numbers), and upload "
+        f"Clients train {listed(words)} ({share:.1%} of the model's numbers), and upload "
         f"nothing else: attacks have that alone."
     )
     if facts.adapted:
@@ -63,7 +72,9 @@ def partial_training(facts: Facts) -> Iterator[Finding]:
             "after the first round, which moves them from zero."
         )
     if "weight" in facts.head:
-        whose = "of one picture exactly" if facts.one_image else "of a batch, as far as classes go"
+        whose = "of a batch, as far as classes go"
+        if facts.one_image:
+            whose = "of one picture" + (" exactly" if _plain_gradient(facts) else ", or near to it")
         reason += (
             f" The head is among it: labels, and the features that the head reads {whose} "
             f"(the attack `features`)."

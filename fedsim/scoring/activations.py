@@ -14,11 +14,12 @@ from torch.nn import functional as F
 
 from fedsim.core.anatomy import head_names
 from fedsim.core.errors import ModelError
+from fedsim.core.learning import Protocol
 from fedsim.core.observation import Observation
 from fedsim.core.vault import Truth
 from fedsim.defenses.applied import announced
 
-_AT_ONCE = 64  # pictures that go through the model together
+_AT_ONCE = 64  # pictures that go through the model together, where they do not mind each other
 
 
 def features_beside(
@@ -30,14 +31,13 @@ def features_beside(
     none: list[float | None] = [None] * count
     model = announced(observation.public)
     model.load_state_dict(observation.weights)
-    model.train(observation.public.protocol.mode == "train")
     protocol = observation.public.protocol
     grey = torch.full_like(truth.images[:1], 0.5)
     try:
-        true = features_of(model, protocol.normalise(torch.cat([truth.images, grey])))
+        free = features_of(model.eval(), protocol.normalise(grey))
+        true = _read(model.train(protocol.mode == "train"), truth, protocol)
     except ModelError:
         return none, none
-    true, free = true[:-1], true[-1:]
     if claimed.shape[1] != true.shape[1]:
         return none, none
     cosines = F.cosine_similarity(true[:, None].double(), claimed[None].double(), dim=2)
@@ -48,14 +48,29 @@ def features_beside(
     return found, F.cosine_similarity(true.double(), free.double(), dim=1).tolist()
 
 
-def features_of(model: nn.Module, images: Tensor) -> Tensor:
+def _read(model: nn.Module, truth: Truth, protocol: Protocol) -> Tensor:
+    """What the head read of every picture, in the first batch that it was in: BatchNorm makes of a
+    picture what the others of its batch are."""
+    rows: dict[int, Tensor] = {}
+    for batch in truth.batches:
+        if set(batch) <= rows.keys():
+            continue
+        seen = features_of(model, protocol.normalise(truth.images[batch]), protocol.micro)
+        rows = dict(zip(batch, seen, strict=True)) | rows
+    if len(rows) < len(truth.images):
+        raise ModelError("not every picture is in a batch.")
+    return torch.stack([rows[at] for at in range(len(truth.images))])
+
+
+def features_of(model: nn.Module, images: Tensor, at_once: int | None = None) -> Tensor:
     """What the head reads of normalised pictures, (B, D)."""
     seen: list[Tensor] = []
     head = model.get_submodule(head_names(model)[0].rpartition(".")[0])
     handle = head.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    size = at_once or (len(images) if model.training else _AT_ONCE)
     try:
         with torch.no_grad():
-            for some in images.split(_AT_ONCE):
+            for some in images.split(size):
                 model(some)
     finally:
         handle.remove()

@@ -51,7 +51,24 @@ _UPLOADED = {"float32": CANARY_TOLERANCE, "float16": 1e-3, "bfloat16": 1e-3}
 # gradient of a key's bias in attention is zero but for rounding, which is no difference.
 SMALLEST = 1e-3
 
-_WAY = "4"  # of computing a canary: those of another way are computed again
+# torch's, where what was announced does not fit what was sent, or what a witness saw does not fit
+# the model: a label that it has no class for, pictures of another shape, no parameter to learn.
+UNLEARNABLE = (RuntimeError, IndexError, ValueError)
+
+# By which pictures in [0, 1] are normalised, as people do it.
+NORMALISATIONS = {
+    "ImageNet's": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "CIFAR-10's": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "CIFAR-10's older": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "CIFAR-100's": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    "halves": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+}
+
+# Of all numbers in the pictures of a witness, this share may lie outside [0, 1] (erased patches).
+OUTSIDE, _BEYOND = 0.1, 0.01
+
+_WAY = "5"  # of computing a canary: those of another way are computed again
 
 
 class Kept(BaseModel):
@@ -88,8 +105,8 @@ def check_canaries(run: Run, victims: list[tuple[int, int]]) -> dict[str, float]
             run.note("foreign_truth", f"{name}: {error}", **where)
         except FedsimError as error:
             run.note("canary_failed", f"{name}: {error}", **where)
-        except RuntimeError as error:  # torch: the announced model does not fit what was sent
-            reason = str(error).splitlines()[0]
+        except UNLEARNABLE as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             run.note("canary_failed", f"{name}: {reason}", **where)
     keep_canaries(run, known)
     return {name: kept.error for name, kept in known.items()}
@@ -191,7 +208,7 @@ def captured_canary(observation: Observation, truth: Truth, device: torch.device
     """The same for a client of somebody's own app: parameters that it did not upload it did not
     train, and its count of examples is its own. The witness counts: where it saw other batches than
     were declared, the canary fails."""
-    if undeclared(observation.public, truth) is not None:
+    if undeclared(observation, truth) is not None:
         return 1.0
     return replay_error(observation, truth, observation.public.protocol, device)
 
@@ -245,6 +262,14 @@ def replayed(
         else buffer
         for name, buffer in observed.buffers.items()
     }
+    # And statistics in whatever numbers they were uploaded in.
+    own = {
+        name: buffer.to(buffers[name].dtype)
+        if name in buffers and buffer.is_floating_point() and buffers[name].is_floating_point()
+        else buffer
+        for name, buffer in replay.buffers.items()
+    }
+    replay = replace(replay, buffers=own)
     return replay, replace(observed, buffers=buffers)
 
 
@@ -253,7 +278,51 @@ def _as_difference(update: Tensor, sent: Tensor, like: Tensor | None) -> Tensor:
     return (sent.to(update) + update).to(kind) - sent.to(kind)
 
 
-def undeclared(public: Public, truth: Truth) -> tuple[str, str] | None:
+def undeclared(observation: Observation, truth: Truth) -> tuple[str, str, str] | None:
+    """What was declared and is not what the witness saw, though the replay of what it saw may well
+    give the update: the field, what was declared, and what it saw; None where nothing is."""
+    public = observation.public
+    counted = _miscounted(public, observation.update.num_examples, truth)
+    if counted is not None:
+        field, rather = counted
+        return field, str(getattr(public, field.partition(".")[2])), rather
+    mean, std = public.protocol.mean, public.protocol.std
+    normal = _misnormalised(truth.images, mean, std)
+    said = f"mean {_numbers(mean)} and std {_numbers(std)}"
+    return None if normal is None else ("data.mean and data.std", said, normal)
+
+
+def _misnormalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> str | None:
+    """By what pictures rather were normalised than by these; None where they may have been by
+    these. They are bytes before that: on which grid they lie cannot be a coincidence. Where they
+    were changed since, that many of their numbers lie outside [0, 1] tells at least that they
+    were not."""
+    few = images[:64].double() * 255
+    if _on_levels(few):
+        return None
+    raw = (images[:64].double() - _channelled(mean)) / _channelled(std)
+    for name, (other, spread) in NORMALISATIONS.items():
+        if _on_levels((raw * _channelled(spread) + _channelled(other)) * 255):
+            return f"{name} (mean {_numbers(other)}, std {_numbers(spread)})"
+    outside = (images < -_BEYOND) | (images > 1 + _BEYOND)
+    return "others" if float(outside.double().mean()) > OUTSIDE else None
+
+
+def _on_levels(levels: Tensor) -> bool:
+    rounded = levels.round()
+    near = bool((levels - rounded).abs().max() < 2e-3)
+    return near and bool(rounded.min() >= 0) and bool(rounded.max() <= 255)
+
+
+def _channelled(colour: Sequence[float]) -> Tensor:
+    return torch.tensor(colour, dtype=torch.float64).view(1, -1, 1, 1)
+
+
+def _numbers(colour: Sequence[float]) -> str:
+    return f"({', '.join(f'{one:g}' for one in colour)})"
+
+
+def _miscounted(public: Public, num_examples: int, truth: Truth) -> tuple[str, str] | None:
     """Which of the declared counts is not what the witness saw, and what it saw; None where all
     are."""
     sizes = [len(batch) for batch in truth.batches]
@@ -267,8 +336,15 @@ def undeclared(public: Public, truth: Truth) -> tuple[str, str] | None:
         for row in (row for batch in truth.batches for row in batch):
             often[row] += 1
         most = max(often.values())
-        if most > 1 and most != public.local_epochs and set(often.values()) == {most}:
+        alike = set(often.values()) == {most}
+        # Pictures that are other ones in every epoch were seen once, and as many as are counted.
+        counted = most > 1 or sum(sizes) * public.local_epochs == num_examples
+        if alike and counted and most != public.local_epochs:
             return "train.local_epochs", str(most)
+        if alike and most == public.local_epochs:
+            steps = most * -(-len(truth.images) // public.batch_size)
+            if len(sizes) > steps:
+                return "train.batch_size", str(max(sizes))
     return None
 
 

@@ -18,21 +18,12 @@ from fedsim.core.learning import Protocol, Update
 from fedsim.core.losses import Loss
 from fedsim.core.observation import Observation
 from fedsim.core.vault import Truth
-from fedsim.scoring.canary import replay_error, replayed, tolerance_of, undeclared
+from fedsim.scoring.canary import NORMALISATIONS, replay_error, replayed, tolerance_of, undeclared
 
 SECONDS = 120.0  # for all replays of one diagnosis
 FITS = 8  # replays of one fit of the learning rate
 NEAR = 0.03  # how far a round number may be from the one that was fitted
 CLOSER = 10.0  # how many times nearer a change must come to be named where none gives the update
-
-NORMALISATIONS = {
-    "ImageNet's": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "CIFAR-10's": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "CIFAR-10's older": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    "CIFAR-100's": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
-    "halves": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
-}
 
 
 @dataclass(frozen=True)
@@ -57,11 +48,10 @@ class Diagnosis:
 def diagnose(observation: Observation, truth: Truth, device: torch.device) -> Diagnosis | None:
     """The change of one field that explains an update; None where none that is tried does."""
     public = observation.public
-    counted = undeclared(public, truth)
-    if counted is not None:
-        field, rather = counted
-        said = getattr(public, field.partition(".")[2])
-        return Diagnosis(field, str(said), f"{rather}, as its witness saw", 0.0, True)
+    seen = undeclared(observation, truth)
+    if seen is not None:
+        field, said, rather = seen
+        return Diagnosis(field, said, f"{rather}, as its witness saw", 0.0, True)
     protocol, tolerance = public.protocol, tolerance_of(public.protocol)
     until = time.monotonic() + SECONDS
 

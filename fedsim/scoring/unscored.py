@@ -15,7 +15,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, observation_path, truth_path
 from fedsim.core.vault import Vault
-from fedsim.scoring.canary import tolerance_of
+from fedsim.scoring.canary import UNLEARNABLE, tolerance_of
 from fedsim.scoring.diagnosis import Diagnosis, diagnose
 from fedsim.scoring.scores import results_of
 
@@ -76,5 +76,5 @@ def _diagnosed(run: Run, round_: int, client: int) -> Diagnosis | None:
         observation = read_observation(observation_path(run.observations, round_, client))
         truth = Vault(run.vault).read(round_, client, observation.checksum)
         return diagnose(observation, truth, resolve_device(run.spec.engine.device))
-    except (FedsimError, RuntimeError):  # the canary says why it failed
+    except (FedsimError, *UNLEARNABLE):  # the canary says why it failed
         return None

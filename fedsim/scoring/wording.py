@@ -8,6 +8,7 @@ from typing import Any
 from fedsim.scoring.recovery import ABOVE_BASELINE_DB, STANDS_OUT_SSIM
 
 PARTIAL_DB, PARTIAL_SSIM = 1.0, 0.05
+CLOSER = 0.5  # features that tell something are half as far from the true ones as a grey picture's
 
 
 def words_of(entry: dict[str, Any]) -> str:
@@ -112,10 +113,19 @@ def _features(entry: dict[str, Any]) -> str:
     found = entry.get("features")
     if not found:
         return ""
+    mean, free = found["mean"], found["free"]
+    told = (
+        f"of {found['of']} pictures came back at a cosine of {mean:.4f} on average, "
+        f"{found['least']:.4f} at least (a grey picture's: {free:.4f})"
+    )
+    if free is not None and 1 - mean > CLOSER * (1 - free):
+        return (
+            f" What it takes for the features that the head read {told}: that is hardly more than "
+            f"is had for nothing."
+        )
     return (
-        f" The features that the head read of {found['of']} pictures came back at a cosine of "
-        f"{found['mean']:.4f} on average, {found['least']:.4f} at least (a grey picture's: "
-        f"{found['free']:.4f}): they tell what a picture shows to whoever has others to compare."
+        f" The features that the head read {told}: they tell what a picture shows to whoever has "
+        f"others to compare."
     )
 
 

@@ -69,3 +69,9 @@ def test_a_mean_loss_tells_how_far_predictions_know_their_labels() -> None:
     known = 0.6
     loss = -float(torch.log(torch.tensor((1 - known) * 0.25 + known)))
     assert trust(loss, even, even) == pytest.approx(known, abs=1e-3)
+
+
+def test_a_loss_that_no_cross_entropy_has_is_not_believed() -> None:
+    even = torch.full((4,), 0.25)
+    assert trust(0.0, even, even) == 0.0  # of a captured app whose clients report none
+    assert trust(-1.0, even, even) == 0.0

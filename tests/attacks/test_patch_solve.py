@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.attacks import create_attack
 from fedsim.attacks.patch_solve import distance_to_8_bit
 from fedsim.core.errors import AttackError
 from fedsim.core.lora import Lora
@@ -177,6 +178,26 @@ def test_an_adapter_on_the_projection_gives_the_picture_away(rank: int, moved: f
         observe_net(net, TINY, images, labels), "patch_solve", lambda: copy.deepcopy(net)
     )
     assert float(psnr(images, result.images)) > 60
+
+
+def test_a_projection_that_is_trained_beside_its_small_adapter_is_no_obstacle() -> None:
+    images, labels = photos(32, [70])
+    net = prepared(TINY, 32, lambda model: model)
+    net = restricted(net, ("lora", "patch_embed", "pos_embed"), Lora(targets=("patch_embed.proj",)))
+    observation = observe_net(net, TINY, images, labels)
+    create_attack("patch_solve").check_model(net, observation.public)
+    result = attack(observation, "patch_solve", lambda: copy.deepcopy(net))
+    assert float(psnr(images, result.images)) > 60
+
+
+def test_an_adapter_that_nobody_trains_is_told_before_a_round() -> None:
+    net = adapted(32, 0.01)
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name == "pos_embed")
+    images, labels = photos(32, [70])
+    public = observe_net(net, TINY, images, labels).public
+    with pytest.raises(AttackError, match=r"lora_A.*which nobody trains"):
+        create_attack("patch_solve").check_model(net, public)
 
 
 @pytest.mark.parametrize(("rank", "moved"), [(8, 0.01), (32, 0.0)])

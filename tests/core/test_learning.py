@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from fedsim.core.errors import FedsimError
@@ -207,3 +208,9 @@ def test_half_precision_is_repeated_to_the_last_bit_and_stays_near(vit, precisio
         assert torch.equal(stored.widened().tensors[name], full.tensors[name].to(tensor).float())
     assert full.widened() is full
     assert stored.nbytes() * 2 == full.nbytes()
+
+
+def test_a_model_of_which_nothing_is_trained_is_told_in_a_sentence() -> None:
+    frozen = nn.Linear(3, 2).requires_grad_(requires_grad=False)
+    with pytest.raises(FedsimError, match="nothing of the model is trained"):
+        local_update(frozen, [(torch.rand(1, 3), torch.tensor([0]))], Protocol(upload="delta"))

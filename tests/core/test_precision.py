@@ -42,3 +42,9 @@ def test_what_is_uploaded_in_half_is_computed_with_in_float32() -> None:
     assert back["w"].dtype == torch.float32
     assert torch.equal(back["w"], half["w"].float())
     assert widened(sent)["w"] is sent["w"]
+
+
+def test_a_loss_that_goes_past_what_is_trained_has_no_gradient() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    assert gradients(torch.tensor(1.0), [weight], "float32") == [None]
+    assert gradients(torch.tensor(1.0), [weight], "float16") == [None]

@@ -13,7 +13,7 @@ from fedsim.core.errors import ModelError
 from fedsim.core.lora import Lora
 from fedsim.core.models import build_model
 from fedsim.core.spec import ModelSpec
-from fedsim.core.trainable import adapted_layers, choose, restricted
+from fedsim.core.trainable import adapted_layers, choose, named_part, restricted
 from tests.tutorials import HandWrittenViT
 
 TINY = ModelSpec(options={"patch_size": 8, "depth": 2, "embed_dim": 48, "num_heads": 3})
@@ -136,3 +136,21 @@ def test_layers_that_no_adapter_fits_are_told() -> None:
         restricted(net(ModelSpec(name="resnet18")), "lora")
     with pytest.raises(ModelError, match=r"no linear layer or convolution 'qvk'"):
         restricted(net(), "lora", Lora(targets=("qvk",)))
+
+
+def test_a_part_is_named_by_as_few_words_as_modules_allow() -> None:
+    model = net()
+    head = choose(model, "head")
+    assert named_part(model, head) == ("head",)
+    block = choose(model, "blocks.0")
+    assert named_part(model, [*block, "pos_embed"]) == ("pos_embed", "blocks.0.*")
+    assert named_part(model, ["no_such"]) is None
+
+
+def test_names_that_end_alike_are_told_apart_or_not_named_at_all() -> None:
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(2))
+    model.inner = nn.Module()
+    model.inner.weight = nn.Parameter(torch.zeros(2))
+    assert named_part(model, ["inner.weight"]) == ("inner.*",)
+    assert named_part(model, ["weight"]) is None

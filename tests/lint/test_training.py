@@ -43,8 +43,27 @@ def test_what_a_trained_part_leaves_is_told() -> None:
     (head,) = linted("train.trainable=head").of("partial-training")
     assert "head" in head.reason
     assert "features that the head reads of one picture exactly" in head.reason
+    adam = ["train.trainable=head", "train.upload=delta", "train.optimizer=adam"]
+    assert "exactly" not in linted(*adam).of("partial-training")[0].reason
+    noisy = linted("train.trainable=head", "defenses=[{name: gaussian_noise, std: 0.1}]")
+    assert "exactly" not in noisy.of("partial-training")[0].reason
     (lora,) = linted("train.trainable=lora").of("partial-training")
     assert "Adapters show products" in lora.reason
     assert "features" not in lora.reason
     assert not linted().of("partial-training")
     assert severities(linted("train.trainable=head"), "labels") == ["certain"]
+
+
+def test_blocks_that_a_shallow_model_lacks_can_be_named() -> None:
+    deep = "model.options.depth=4"
+    found = linted(deep, "train.trainable=[blocks.3, head]")
+    assert "blocks.3, head" in found.of("partial-training")[0].reason
+    assert not found.of("exact-inversion")
+    ends = linted(deep, "train.trainable=[lora, head]", "train.lora.targets=[blocks.3.attn.qkv]")
+    assert ends.facts.adapted
+
+
+def test_the_share_that_is_trained_is_of_the_whole_model() -> None:
+    facts = [linted(f"model.options.depth={d}", "train.trainable=head").facts for d in (2, 4)]
+    assert facts[0].trained == facts[1].trained
+    assert facts[1].parameters > 1.8 * facts[0].parameters

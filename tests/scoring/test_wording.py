@@ -78,3 +78,13 @@ def test_pictures_that_stand_out_are_counted() -> None:
         entry("PARTIAL", stand_out={**found, "psnr": 1, "ssim": 0})
     )
     assert "without a clear picture" in words_of(entry("PARTIAL"))
+
+
+@pytest.mark.parametrize(("mean", "tells"), [(0.99, True), (0.8, False), (0.1, False)])
+def test_features_no_closer_than_a_grey_pictures_are_not_said_to_tell(
+    mean: float, tells: bool
+) -> None:
+    found = {"mean": mean, "least": mean, "free": 0.78, "of": 4}
+    words = words_of(entry("NOT RECOVERED", claims=False, features=found))
+    assert ("they tell what a picture shows" in words) == tells
+    assert ("hardly more than is had for nothing" in words) != tells
