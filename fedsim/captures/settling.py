@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedsim.captures.arrays import STATISTICS
+from fedsim.captures.defaults import default_attacks
 from fedsim.captures.flower_defenses import KEY_CLIPPING_NORM, clipping, contradiction
-from fedsim.captures.inference import Inferred, infer, infer_batch, rank_of
+from fedsim.captures.inference import Inferred, infer, infer_batch
 from fedsim.captures.log import (
     Head,
     Messages,
@@ -29,28 +29,25 @@ from fedsim.captures.log import (
     read_messages,
     write_head,
 )
+from fedsim.captures.names import Names, names_in
+from fedsim.captures.part import declared_part, infer_part, surveyed, tell_frozen
 from fedsim.captures.session import signed
-from fedsim.core.anatomy import batchnorm_names, head_names, vit_parts
 from fedsim.core.errors import DamagedError, FedsimError, ModelError, RunError, SpecError
 from fedsim.core.factories import is_import_path
 from fedsim.core.files import read_tensors
 from fedsim.core.keyring import Keyring
 from fedsim.core.learning import Update
-from fedsim.core.lora import wanted
 from fedsim.core.observation import Public, write_observation, write_weights
 from fedsim.core.run import Run, observation_path, paths, weights_path
 from fedsim.core.run.record import Record, write_record
-from fedsim.core.spec import Spec, TrainSpec, Upload, load_spec, read_content
-from fedsim.core.text import listed
-from fedsim.core.trainable import choose, named_part, restricted, saved_names
+from fedsim.core.spec import Spec, Upload, load_spec, read_content
+from fedsim.core.trainable import restricted
 from fedsim.defenses.applied import announced
 from fedsim.federation.checkpoint import Checkpoint, write_checkpoint
 
 # Sections that say what the federation did: they are remembered; others are of one audit alone.
 ABOUT = ("data", "model", "train", "defenses")
 MOST_EXAMPLES = 1_000_000  # that a client may say it learned from in a round
-FEW_PICTURES = 64  # that are learned from in a round
-SEARCH_STEPS, FEWEST_STEPS = 300, 10
 MOST_VICTIMS = 8  # of an audit that names no attacks
 
 MADE = (
@@ -131,19 +128,19 @@ def settle(run: Run, wanted: Wanted) -> Spec:
     found = infer(content["train"], [messages for messages in rounds if messages.replies])
     classes = _classes(content.pop("classes", None) or head.classes)
     model = _model(content, classes, run)
-    names = _names(run, head, model, rounds)
-    seen = _surveyed(run, model, rounds, names)
+    names = names_in(run, head, model, rounds)
+    seen = surveyed(run, model, rounds, names)
     infer_batch(found, [r.examples for m in rounds for r in m.replies if r.kept], seen.rank)
     if found.missing:
         raise SpecError(
             f"the server of '{run.root}' cannot see how its clients train: declare "
             f"{', '.join(found.missing)}, here as key=value or to fedsim.capture."
         )
-    names = _declared_part(run, content, model, names, seen)
-    _infer_part(found, model, names, seen)
+    names = declared_part(run, content, model, names, seen)
+    infer_part(found, model, names, seen)
     for words in found.words:
         run.note("inferred", words)
-    _tell_frozen(run, names, seen)
+    tell_frozen(run, names, seen)
     if names.statistics and not seen.statistics:
         found.train.setdefault("batchnorm", "local")
     spec = _spec(content, found, rounds, classes, model)
@@ -284,143 +281,6 @@ def _look_for(name: str, run: Run) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Names:
-    """The model's own names for what was sent: where arrays came as a list, by their places."""
-
-    state: dict[str, Tensor]  # of a model as it is made
-    trained: frozenset[str]
-    statistics: frozenset[str]  # of BatchNorm layers
-    listed: tuple[str, ...] = ()
-    saved: Mapping[str, str] = field(default_factory=dict)  # by the names peft gives to adapters
-
-    def of(self, name: str) -> str:
-        if self.listed and name.isdigit():
-            return self.listed[int(name)]
-        return name if name in self.state else self.saved.get(name, name)
-
-
-def _names(run: Run, head: Head, model: nn.Module, rounds: list[Messages]) -> _Names:
-    """How what was sent is called in the model; an error where it is of another model."""
-    state = model.state_dict()
-    trained = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
-    layers = batchnorm_names(model)
-    statistics = frozenset(f"{layer}.{kind}" for layer in layers for kind in STATISTICS)
-    first = next(m for m in rounds if m.weights and any(r.kept for r in m.replies))
-    sent, _ = read_tensors(weights_path(run.observations, first.round))
-    listed = tuple(head.listed)
-    if first.listed and not listed:
-        listed = head.listed = _order(run, model, sent)
-        write_head(run.root, head)  # before a name is changed on the disk
-    names = _Names(state, trained, statistics, listed, saved_names(model))
-    for name, tensor in sent.items():
-        own = state.get(names.of(name))
-        if own is None or own.shape != tensor.shape:
-            what = "does not have" if own is None else f"has as {tuple(own.shape)}"
-            raise ModelError(
-                f"the app of '{run.root}' trains another model than the one declared: it sends "
-                f"'{name}' {tuple(tensor.shape)}, which that {what}; declare model.name and "
-                f"model.options as the app makes it."
-            )
-    return names
-
-
-def _order(run: Run, model: nn.Module, sent: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The names of arrays that came as a list: those of the whole state, of the parameters, or of
-    those that peft keeps of a model with adapters."""
-    state = model.state_dict()
-    shapes = [sent[place].shape for place in sorted(sent, key=int)]
-    parameters = [name for name, _ in model.named_parameters()]
-    for order in (list(state), parameters, list(saved_names(model).values())):
-        if [state[name].shape for name in order] == shapes:
-            return tuple(order)
-    raise ModelError(
-        f"the app of '{run.root}' sends {len(shapes)} arrays without names, and they do not have "
-        f"the shapes of '{_called(run)}', which has {len(state)}; declare the model that it trains."
-    )
-
-
-def _called(run: Run) -> str:
-    return str(read_head(run.root).model.get("name", "the model declared"))
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What all the updates of a capture have in common."""
-
-    moved: frozenset[str]  # what came back as another than it was sent
-    statistics: bool  # whether BatchNorm's came back
-    rank: int | None  # of the output layer's updates, where they have the same
-
-
-def _surveyed(run: Run, model: nn.Module, rounds: list[Messages], names: _Names) -> _Seen:
-    weight = _head_weight(model)
-    moved, statistics, ranks = set[str](), False, set[int | None]()
-    for messages in rounds:
-        for reply in messages.replies:
-            if not reply.kept:
-                continue
-            path = observation_path(run.observations, messages.round, reply.client)
-            held = {names_of(names, n): t for n, t in read_tensors(path)[0].items()}
-            updates = {n.partition("/")[2]: t for n, t in held.items() if n.startswith("update/")}
-            moved |= {n for n, t in updates.items() if n not in moved and bool((t != 0).any())}
-            statistics |= any(n.partition("/")[2] in names.statistics for n in held)
-            if len(ranks) < 2:
-                ranks.add(rank_of(updates[weight]) if weight in updates else None)
-    return _Seen(frozenset(moved), statistics, ranks.pop() if len(ranks) == 1 else None)
-
-
-def _head_weight(model: nn.Module) -> str | None:
-    try:
-        return head_names(model)[0]
-    except ModelError:
-        return None
-
-
-def _declared_part(
-    run: Run, content: Mapping[str, Any], model: nn.Module, names: _Names, seen: _Seen
-) -> _Names:
-    """The names with what is declared to be trained, and no more: noise moves the rest as well.
-    Where nothing makes noise, what moved was trained."""
-    train = content["train"]
-    if "trainable" not in train:
-        return names
-    declared = TrainSpec.model_validate({"trainable": train["trainable"]}).trainable
-    chosen = names.trained & set(choose(model, declared))
-    if (others := sorted((names.trained & seen.moved) - chosen)) and not content["defenses"]:
-        raise SpecError(
-            f"train.trainable is declared as {listed(wanted(declared))}, and the clients of "
-            f"'{run.root}' moved '{others[0]}' too: leave it out, and what moved is taken."
-        )
-    return replace(names, trained=chosen)
-
-
-def _infer_part(found: Inferred, model: nn.Module, names: _Names, seen: _Seen) -> None:
-    """What clients train, where it is a part and nobody declared which: an attacker who replays
-    them would train the rest along, and lint would look for what is never uploaded."""
-    part = names.trained & seen.moved
-    if "trainable" in found.train or not part or part == names.trained:
-        return
-    if (patterns := named_part(model, part)) is not None:
-        found.train["trainable"] = list(patterns)
-        found.words.append(f"train.trainable is {listed(patterns)}: nothing else moved")
-
-
-def _tell_frozen(run: Run, names: _Names, seen: _Seen) -> None:
-    still = sorted(names.trained - seen.moved)
-    if still and len(still) < len(names.trained):
-        run.note(
-            "part_trained",
-            f"{len(names.trained) - len(still)} of {len(names.trained)} parameters are trained: "
-            f"the others ('{still[0]}') are never uploaded, or come back as they were sent",
-        )
-
-
-def names_of(names: _Names, stored: str) -> str:
-    kind, _, name = stored.partition("/")
-    return f"{kind}/{names.of(name)}"
-
-
 def _numbered(rounds: list[Messages]) -> list[Messages]:
     """Every round up to the last; one that is not in the log has no replies."""
     known = {messages.round: messages for messages in rounds}
@@ -466,42 +326,9 @@ def _spec(
     if "attacks" in content:
         return spec
     restricted(model, spec.train.trainable, spec.train.lora)
-    attacks = _default_attacks(train, counts, model)
+    attacks = default_attacks(train, counts, model)
     audit = {"victims": MOST_VICTIMS, **content["audit"]}
     return load_spec({**spec.model_dump(mode="json"), "attacks": attacks, "audit": audit})
-
-
-def _default_attacks(
-    train: Mapping[str, Any], counts: list[int], model: nn.Module
-) -> list[dict[str, Any]]:
-    """The attacks where none is named: for a Vision Transformer the closed form, and for every
-    model a search, which reads labels first. Where a part is trained, a closed form that lacks
-    what it needs is left out, and `features` reads the head. Of an update with many pictures behind
-    it a search makes nothing at a budget that anybody waits for, so it takes the fewest steps that
-    show that.
-    """
-    steps = train.get("local_steps") or 0
-    pictures = steps * int(train["batch_size"]) or max(counts, default=int(train["batch_size"]))
-    few = pictures * (train.get("local_epochs") or 1) <= FEW_PICTURES
-    budget = SEARCH_STEPS if few else FEWEST_STEPS
-    free = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    direct = ["patch_solve"] if _embeds(model, free) else []
-    if len(free) < len([*model.parameters()]) and _head_weight(model) in free:
-        direct.append("features")
-    return [*({"name": name} for name in direct), {"name": "inverting_gradients", "steps": budget}]
-
-
-def _embeds(model: nn.Module, free: Collection[str]) -> bool:
-    """Whether positions of a Vision Transformer are trained, and the patch projection or an adapter
-    on it."""
-    try:
-        parts = vit_parts(model)
-    except ModelError:
-        return False
-    if all(parameter.requires_grad for parameter in model.parameters()):
-        return True
-    patches = parts.patch_weight.removesuffix(".weight").removesuffix(".base_layer")
-    return parts.position in free and any(name.startswith(f"{patches}.") for name in free)
 
 
 def _identity(spec: Spec) -> str:
@@ -515,7 +342,7 @@ def _write(
     spec: Spec,
     classes: int,
     rounds: list[Messages],
-    names: _Names,
+    names: Names,
     head: Head,
 ) -> None:
     """Everything in the directory as the spec says."""
@@ -534,7 +361,7 @@ def _write(
 
 
 def _announce(
-    run: Run, spec: Spec, classes: int, messages: Messages, names: _Names, head: Head
+    run: Run, spec: Spec, classes: int, messages: Messages, names: Names, head: Head
 ) -> None:
     """Have the observations of a round announce what the spec says."""
     public = Public.of(spec, classes, messages.round)
@@ -567,7 +394,7 @@ def _tell_unclipped(run: Run, messages: Messages, reply: Reply, update: Update) 
         run.note("not_clipped", words.removesuffix("."), **where)
 
 
-def _complete(run: Run, messages: Messages, names: _Names, sent: Mapping[str, Tensor]) -> None:
+def _complete(run: Run, messages: Messages, names: Names, sent: Mapping[str, Tensor]) -> None:
     """Write what was sent in a round by its names, with what the model has beside it."""
     stored, _ = read_tensors(weights_path(run.observations, messages.round))
     if stored.keys() == names.state.keys():
@@ -587,13 +414,13 @@ def _update(
     held: Mapping[str, Tensor],
     spec: Spec,
     reply: Reply,
-    names: _Names,
+    names: Names,
     sent: Mapping[str, Tensor],
 ) -> Update:
     """What came back, as far as it is trained or is a BatchNorm layer's."""
     tensors, buffers = {}, {}
     for stored, tensor in held.items():
-        kind, _, name = names_of(names, stored).partition("/")
+        kind, name = names.stored(stored)
         if name in names.trained and kind == "update":
             tensors[name] = tensor
         elif name in names.statistics:  # in a list, nothing said what it was
