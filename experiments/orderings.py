@@ -15,7 +15,8 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.table import interval
-from fedsim.bench.cells import NAIVE, UNDEFENDED
+from fedsim.bench.cells import UNDEFENDED
+from fedsim.campaign.suites import NAIVE
 from fedsim.core.attack import BASELINE
 
 VICTIM = ["seed", "round", "client"]

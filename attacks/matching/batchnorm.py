@@ -11,9 +11,10 @@ from fedsim.attacks.matching.priors import (
     to_device,
 )
 from fedsim.attacks.matching.problem import Problem
+from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import Statistics
 
-BatchNormName = Literal["auto", "exact", "running", "none"]
+BatchNormName = Literal["auto", "required", "exact", "running", "none"]
 
 
 def batchnorm_prior(
@@ -28,7 +29,7 @@ def batchnorm_prior(
 
     ``exact`` are the batch's own statistics, from the buffers that the client uploaded or from a
     threat model that grants them; ``running`` those of the model that was sent; ``auto`` the best
-    there is. A client that takes several steps meets several batches with several models, whose
+    there is, and ``required`` as well, which declines where there are none. A client that takes several steps meets several batches with several models, whose
     features no single picture of theirs can be held to: there the prior is left out, but where no
     gradient of theirs is ``matched``.
     """
@@ -40,6 +41,8 @@ def batchnorm_prior(
         if problem.clipped:
             words = "with this cost a clipped gradient is simulated as a step, without features"
     if not statistics:
+        if which == "required":
+            raise AttackError(f"there is no BatchNorm statistic to hold features to: {words}.")
         problem.notes.append(f"no BatchNorm prior: {words}")
         return None
     problem.notes.append(f"BatchNorm prior: {words}")
@@ -47,7 +50,7 @@ def batchnorm_prior(
 
 
 def _statistics(problem: Problem, which: BatchNormName) -> tuple[Statistics, str]:
-    if which in ("auto", "exact"):
+    if which in ("auto", "required", "exact"):
         if problem.view.grants("batch_statistics"):
             return problem.view.batch_statistics, "statistics of the batch, as granted"
         uploaded = batch_statistics(problem.model, problem.update)

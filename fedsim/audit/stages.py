@@ -53,9 +53,10 @@ from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.federation.engines import run_federation
 from fedsim.federation.strategy import AdversarialStrategy
 from fedsim.scoring.budgets import budgets
+from fedsim.scoring.envelope import envelope_of, excused_tries, suite_account
 from fedsim.scoring.identification import identification_of
 from fedsim.scoring.lineup import chances
-from fedsim.scoring.scores import failures, results_of, score_jobs
+from fedsim.scoring.scores import failures, results_of, score_jobs, spared
 from fedsim.scoring.statistics import compare, over_rounds, population
 from fedsim.scoring.unscored import name_misdeclared, unscored, witnessed
 from fedsim.scoring.verdict import asked_of, summarise
@@ -181,6 +182,7 @@ def conclude(
         run.write_table("scores", scores, parquet=True)
         labels, baseline = [label for label, _ in labelled_attacks(spec)], baseline_label(spec)
         failed = failures(jobs)
+        excused = excused_tries(spec, spared(jobs))
         verdicts = summarise(
             scores,
             spec,
@@ -191,7 +193,12 @@ def conclude(
             asked_of(spec, refused_in(run)),
             _classes(run),
             unscored=unscored(run, jobs) if spec.captured is not None and not scored else None,
+            excused=excused,
         )
+        envelope = envelope_of(run, jobs, scores)
+        if not envelope.empty:
+            run.write_table("envelope", envelope)
+        suite = suite_account(run, jobs, scores, envelope, verdicts, excused)
         if spec.captured is not None:
             name_misdeclared(run, scores, verdicts)
         guesses = {e["attack"] for e in verdicts if not e.get("looked", True)} - {baseline}
@@ -203,6 +210,7 @@ def conclude(
             "oracle_labels": spec.threat.oracle_labels,
             "baseline": baseline,
             "verdicts": verdicts,
+            **({} if suite is None else {"suite": suite}),
             "comparisons": compare(scores, labels),
             "population": population(scores[~scores["attack"].isin(guesses)], baseline or ""),
             "over_rounds": over_rounds(scores, _rounds(run)),

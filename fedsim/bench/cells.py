@@ -15,7 +15,6 @@ adapt to a defense runs both ways, and the stronger of the two counts.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -27,14 +26,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedsim.attacks import ATTACKS
-from fedsim.core.defense import Defense
+from fedsim.campaign.suites import both_ways
 from fedsim.core.errors import SpecError
-from fedsim.core.registry import resolve
 from fedsim.core.spec import Component, Spec, load_spec, read_content
 from fedsim.defenses.applied import declared
 
-NAIVE = " naive"
 UNDEFENDED = "none"
 LONGEST = 120  # characters of a folder's name before the seed
 
@@ -210,27 +206,6 @@ def _cells(bench: Bench) -> Iterator[Cell]:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SpecError(f"bench.defenses: a defense's '{where}': {first['msg']}.") from error
-
-
-def both_ways(attacks: Iterable[Component], components: Iterable[Component]) -> Iterator[Component]:
-    """Attacks as they are, and once more as if they knew of no defense, where that can differ."""
-    defenses = declared(components)
-    countered = any(type(defense).counter is not Defense.counter for defense in defenses)
-    for attack in attacks:
-        yield attack
-        if countered and "adaptive" not in attack.params and _adapts(attack):
-            content = attack.model_dump(mode="json", exclude_none=True)
-            title = f"{attack.short_name}{NAIVE}"
-            try:
-                naive = Component.model_validate({**content, "title": title, "adaptive": False})
-            except ValidationError as error:
-                raise SpecError(f"a bench cannot call an attack '{title}'; shorten it.") from error
-            yield naive
-
-
-def _adapts(attack: Component) -> bool:
-    fields = dataclasses.fields(resolve("attack", ATTACKS, attack.name))
-    return any(field.name == "adaptive" for field in fields)
 
 
 def _full(strength: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.bench.cells import NAIVE
+from fedsim.campaign.suites import NAIVE
 from fedsim.bench.doubts import gathered, marks_of
 from fedsim.core.metrics import METRICS, shown_in
 from fedsim.report.headline import rank_of

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from fedsim.attacks import code_of, create_attack
+from fedsim.attacks.evidence import evidence_of
 from fedsim.attacks.generators import load_generator
 from fedsim.campaign.seen import isolated_in, read_from, read_seen
 from fedsim.core.attack import (
+    Evidence,
     Learner,
     Lesson,
     Progress,
@@ -75,6 +77,8 @@ class Job:
     trial: int
     requires: Path | None = None  # the result of another job that comes first
     memory: Path | None = None  # what the attack has learned
+    after: tuple[Path, ...] = ()  # results that come first, and may make this one needless
+    judged: bool = False  # whether its result is weighed by what the attacker itself can tell
 
     @property
     def victim(self) -> str:
@@ -107,6 +111,23 @@ class Job:
         """A hash of what its result depends on beside the observation; the result names it."""
         attack = [self.label, self.attack.name, self.attack.params, self.trial, self.seed(seed)]
         return hashlib.sha256(json.dumps(attack, sort_keys=True).encode()).hexdigest()[:32]
+
+
+SPARED = "spared"  # what a job is called that need not be done
+
+
+def spared_by(job: Job) -> str | None:
+    """Which of the attacks before this job proved, by what the attacker itself can tell, that it
+    has all of the victim's pictures; None where none did."""
+    for path in job.after:
+        if path.is_file():
+            try:
+                result = Reconstruction.load(path)
+            except RunError:
+                continue
+            if result.evidence is not None and result.evidence.is_exact:
+                return path.parent.name
+    return None
 
 
 @dataclass(frozen=True)
@@ -282,10 +303,29 @@ def perform(
             result = plain_result(attack.reconstruct(view, device=device, progress=told))
         result.notes += [found.words] if found is not None and found.words else []
         _check(result, observation)
+        if job.judged:
+            result.evidence = _weighed(result, observation, handout, secrets, device)
     result.seconds = time.perf_counter() - began
     result.ledger, result.observation = list(ledger), observation.checksum
     result.made_by, result.code = job.digest(handout.seed), code_of(job.attack.name)
     return result
+
+
+def _weighed(
+    result: Reconstruction,
+    observation: Observation,
+    handout: Handout,
+    secrets: Secrets,
+    device: torch.device,
+) -> Evidence | None:
+    """What a result explains of the update, by a View of its own: the attack did not read that, and
+    its ledger says what its pictures rest on."""
+    found = isolated_in(observation, handout.granted)
+    if found is not None and not found.pictures:
+        return None
+    view = _view(observation, handout, Desk(), secrets, isolated=found)
+    with sealed():
+        return evidence_of(view, result, device)
 
 
 def _nothing_left(observation: Observation, found: Isolated) -> Reconstruction:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from fedsim.attacks import create_attack
 from fedsim.attacks.generators import generator_metadata, load_generator, takes_labels
 from fedsim.attacks.manoeuvres import create_manoeuvre
 from fedsim.campaign.jobs import Job, LessonJob
+from fedsim.campaign.suites import Cast, Role, cast_of
 from fedsim.campaign.surrogate import check_surrogate, find_surrogate, same_data
 from fedsim.clients import check_shards, images_of
 from fedsim.core.attack import BASELINE, lessons_needed, needs_of, reads_traffic, traits_of
@@ -78,8 +79,9 @@ def prepare(spec: Spec, classes: int | None = None, *, willing: bool = False) ->
     refuse_other_classes(spec.train.loss, classes)
     check_surrogate(spec, victims(spec), at_hand=at_hand)
     _check_prior(spec)
-    for _, component in labelled_attacks(spec):
-        _check_attack(component, spec, willing=willing)
+    played = roles(spec)  # a member that cannot work declines when it is asked
+    for label, component in labelled_attacks(spec):
+        _check_attack(component, spec, willing=willing or label in played)
     _check_generator(spec, classes)
     model = build_model(
         spec.model, image_size=spec.data.image_size, num_classes=classes, seed=spec.seed,
@@ -91,8 +93,9 @@ def prepare(spec: Spec, classes: int | None = None, *, willing: bool = False) ->
         with sealed():
             manoeuvre.check_model(model, public)
     if not willing:
-        for _, component in labelled_attacks(spec):
-            _check_model(component, model, public)
+        for label, component in labelled_attacks(spec):
+            if label not in played:
+                _check_model(component, model, public)
     return Plan(spec, public, initial)
 
 
@@ -162,15 +165,30 @@ def check_needs(component: Component, spec: Spec) -> None:
 
 
 def labelled_attacks(spec: Spec) -> list[tuple[str, Component]]:
-    """The spec's attacks, each with a name of its own, and the baseline once, where it is granted;
-    its own name is given to no other."""
+    """The spec's attacks, those of its suite one by one, each with a name of its own, and the
+    baseline once, where it is granted; its own name is given to no other."""
+    return _labelled(spec, cast_of(spec))
+
+
+def _labelled(spec: Spec, cast: Cast | None) -> list[tuple[str, Component]]:
     labelled: list[tuple[str, Component]] = []
-    for component in spec.attacks:
-        if not (component.is_baseline and _baselines(labelled)):
-            labelled.append((_label(component, [label for label, _ in labelled]), component))
+    for given in spec.attacks:
+        members = [member for member, _ in cast.parts] if cast and given.is_suite else [given]
+        for component in members:
+            if not (component.is_baseline and _baselines(labelled)):
+                labelled.append((_label(component, [label for label, _ in labelled]), component))
     if not _baselines(labelled) and "image_size" in granted_by(spec.threat):
         labelled.append((BASELINE, Component(name=BASELINE)))
     return labelled
+
+
+def roles(spec: Spec) -> dict[str, Role]:
+    """What each attack of the spec's suite is in it, by the name it has in tables."""
+    cast = cast_of(spec)
+    if cast is None:
+        return {}
+    named = {id(component): label for label, component in _labelled(spec, cast)}
+    return {named[id(component)]: role for component, role in cast.parts}
 
 
 def _label(component: Component, taken: list[str]) -> str:
@@ -207,13 +225,38 @@ def victims(spec: Spec) -> list[tuple[int, int]]:
 
 def jobs_of(run: Run, spec: Spec, chosen: Iterable[tuple[int, int]]) -> list[Job]:
     """Every job of these victims, attack by attack."""
-    chosen = list(chosen)
+    chosen, cast, played = list(chosen), cast_of(spec), roles(spec)
     folders = run.observations.absolute(), run.reconstructions.absolute()
-    return [
-        job
-        for label, component in labelled_attacks(spec)
-        for job in jobs_on(*folders, label, component, chosen, trials_of(component, spec))
-    ]
+    sample = min(victims(spec), default=None)
+    jobs: list[Job] = []
+    for label, component in labelled_attacks(spec):
+        role = played.get(label)
+        if role is not None and role.sample:
+            on = [victim for victim in chosen if victim == sample]
+            jobs += jobs_on(*folders, label, component, on, 1)
+        else:
+            jobs += jobs_on(*folders, label, component, chosen, trials_of(component, spec))
+    if cast is None:
+        return jobs
+    staged = [replace(job, judged=True) for job in jobs]
+    return staged if cast.exhaustive else list(_in_stages(staged, played))
+
+
+def _in_stages(jobs: list[Job], played: Mapping[str, Role]) -> Iterator[Job]:
+    """The jobs of a suite: each after those on the same victim that are cheaper, which may have
+    recovered it."""
+
+    def cheaper(job: Job, other: Job) -> bool:
+        mine, its = played[job.label], played.get(other.label)
+        same = (job.victim, job.trial) == (other.victim, other.trial)
+        return same and its is not None and not its.sample and its.member.stage < mine.member.stage
+
+    for job in jobs:
+        role = played.get(job.label)
+        if role is None or role.sample or role.member.kind == "beside":
+            yield job
+        else:
+            yield replace(job, after=tuple(o.result for o in jobs if cheaper(job, o)))
 
 
 def trials_of(component: Component, spec: Spec) -> int:

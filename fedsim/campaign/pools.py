@@ -1,8 +1,9 @@
 """Pools of attack workers: jobs in, results on disk. In this process, or in Ray actors.
 
-A job is done when its result file exists, and starts when that of the job it requires does. A job
-that crashes or hangs is tried again; one that cannot be done is reported with its reason; the
-others go on.
+A job is done when its result file exists, and starts when that of the job it requires does. One
+that comes after others starts when these are over, whatever became of them, and is needless where
+one of them proved that it recovered the victim. A job that crashes or hangs is tried again; one
+that cannot be done is reported with its reason; the others go on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 
 import ray
 
-from fedsim.campaign.jobs import AnyJob, Handout, Job, work
+from fedsim.campaign.jobs import SPARED, AnyJob, Handout, Job, spared_by, work
 from fedsim.campaign.pulse import HungError, Limits, Pulse
 from fedsim.campaign.remote_files import (
     Post,
@@ -66,7 +67,7 @@ def untold(kind: str, message: str, **where: Any) -> None:
 class Pool(ABC):
     """Jobs in, results on disk; the subclasses say where the work is done.
 
-    A job whose requirement is not there yet is held back until the job that makes it settles.
+    A job is held back until what it requires, or comes after, has settled.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Pool(ABC):
         self.retries, self.limits = spec.engine.retries, Limits.of(spec.engine)
         self.handout, self.watcher, self.secrets, self.tell = handout, watcher, secrets, tell
         self.held: list[AnyJob] = []
+        self.over: set[Path] = set()  # results of jobs that are done, have failed or are needless
         self.failed: dict[Path, tuple[str, str]] = {}  # result that never came: kind and reason
         self._lock = threading.Lock()
 
@@ -90,12 +92,33 @@ class Pool(ABC):
             return
         self.watcher.queued(job)
         with self._lock:
-            waits = job.requires is not None and not job.requires.exists()
-            failed = self.failed.get(job.requires) if waits and job.requires else None
-            if failed is None:
-                (self.held.append if waits else self._queue)(job)
+            failed = self.failed.get(job.requires) if job.requires else None
+            waits = failed is None and self._waits(job)
+            if waits:
+                self.held.append(job)
         if failed is not None:
             self._fail(job, *failed)
+        elif not waits:
+            self._begin(job)
+
+    def _waits(self, job: AnyJob) -> bool:
+        """Whether something must come before this job that is not over yet."""
+        if job.requires is not None and not job.requires.exists():
+            return True
+        first = job.after if isinstance(job, Job) else ()
+        return any(result not in self.over and not result.exists() for result in first)
+
+    def _begin(self, job: AnyJob) -> None:
+        """Put a job that can start among those to be done, unless it has become needless."""
+        recovered = spared_by(job) if isinstance(job, Job) else None
+        if recovered is None:
+            self._queue(job)
+            return
+        reason = f"{recovered} had recovered all of this victim's pictures exactly"
+        about = {"job": job.name, "kind": SPARED, "reason": reason}
+        write_json(job.failure, {**about, "attack": job.label})
+        self.watcher.finished(job, None)
+        self._go_on(job)
 
     @abstractmethod
     def _queue(self, job: AnyJob) -> None:
@@ -109,36 +132,40 @@ class Pool(ABC):
     def close(self) -> None:
         """Let go of what the pool holds; jobs still queued stay undone."""
 
-    def _waiting(self, settled: AnyJob) -> list[AnyJob]:
-        """The jobs that waited for this one; they are no longer held."""
-        waiting = [job for job in self.held if job.requires == settled.result]
-        self.held = [job for job in self.held if job not in waiting]
-        return waiting
-
     def _done(self, job: AnyJob) -> None:
         """Start what waited for this job."""
         self.watcher.finished(job, None)
+        self._go_on(job)
+
+    def _go_on(self, settled: AnyJob) -> None:
+        """Start what waited for nothing else."""
         with self._lock:
-            for waiting in self._waiting(job):
-                self._queue(waiting)
+            self.over.add(settled.result)
+            ready = [job for job in self.held if not self._waits(job)]
+            self.held = [job for job in self.held if job not in ready]
+        for job in ready:
+            self._begin(job)
 
     def _fail(self, job: AnyJob, kind: str, reason: str) -> None:
-        """Write down why a job cannot be done; what waits for it cannot either."""
+        """Write down why a job cannot be done; what requires it cannot either."""
         about = {"job": job.name, "attack": job.label, "kind": kind, "reason": reason}
         write_json(job.failure, about)
         self.watcher.finished(job, reason)
         with self._lock:
             consequence = (kind, f"{job.name} failed: {reason}")
             self.failed[job.result] = consequence
-            waiting = self._waiting(job)
-        for other in waiting:
+            bound = [other for other in self.held if other.requires == job.result]
+            self.held = [other for other in self.held if other not in bound]
+        for other in bound:
             self._fail(other, *consequence)
+        self._go_on(job)
 
     def _abandon(self) -> None:
         """Fail what waits for a job that nobody submitted."""
         while self.held:
             job = self.held.pop(0)
-            self._fail(job, "fault", f"what it waits for never came: {job.requires}")
+            first = job.requires or ", ".join(map(str, job.after if isinstance(job, Job) else ()))
+            self._fail(job, "fault", f"what it waits for never came: {first}")
 
     def _settle(self, job: AnyJob, attempt: Callable[[], Reconstruction | Lesson]) -> None:
         """Try a job until it is done or has failed for good."""

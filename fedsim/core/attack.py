@@ -31,6 +31,25 @@ def no_progress(done: int, total: int, loss: float | None = None) -> None:
     """For callers that do not watch."""
 
 
+EXACT = 1e-6  # of one minus a cosine: a thousandth of a layer's length
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How well a reconstruction explains the update, without the truth: one minus the cosine of
+    what it would have given and what was observed, the mean over layers and the worst of them.
+    ``complete``: it stands for all pictures behind the update."""
+
+    distance: float
+    worst: float
+    complete: bool
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing of the update is left to explain."""
+        return self.complete and self.worst < EXACT
+
+
 @dataclass
 class Reconstruction:
     """What an attack believes the client's batch was.
@@ -51,6 +70,7 @@ class Reconstruction:
     film: dict[int, Tensor] = field(default_factory=dict)
     features: Tensor | None = None
     observation: str = ""  # the checksum of what it was made from
+    evidence: Evidence | None = None  # where somebody asked for it
     made_by: str = ""  # a hash of the job that made it: attack, parameters, trial and seed
     code: str = ""  # a hash of the attack's source, where its author is not us
 
@@ -69,6 +89,7 @@ class Reconstruction:
             "ledger": self.ledger,
             "seconds": self.seconds,
             "observation": self.observation,
+            "evidence": None if self.evidence is None else asdict(self.evidence),
             "made_by": self.made_by,
             "code": self.code,
         }
@@ -93,7 +114,7 @@ class Reconstruction:
                 f"the reconstruction '{path}' is damaged ({type(error).__name__}); "
                 f"go on with `fedsim audit --resume` and it is made again."
             ) from error
-        result = cls(images=images, labels=labels, film=film, **about.model_dump())
+        result = cls(images=images, labels=labels, film=film, **dict(about))
         result.features = features
         return result
 
@@ -119,6 +140,7 @@ class _About(BaseModel):
     ledger: list[str]
     seconds: float
     observation: str = ""
+    evidence: Evidence | None = None
     made_by: str = ""
     code: str = ""
 

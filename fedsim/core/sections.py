@@ -20,6 +20,8 @@ Colour = tuple[float, float, float]
 Spread = Annotated[float, Field(gt=0)]  # something is divided by it
 
 BASELINE = "prior_only"  # the attack that never sees the update
+STANDARD = "standard"  # the newest suite of attacks, which a spec remembers by its version
+SUITES = ("standard-1",)  # every version, the newest last; `fedsim.attacks.suites` holds them
 _BASELINE_PATHS = ("fedsim.attacks.prior_only:PriorOnly", "attacks.prior_only:PriorOnly")
 _TITLE = re.compile(r"[\w .+-]{1,200}")
 _TITLE_BYTES = 200  # of a folder's name, which has at most 255
@@ -204,6 +206,11 @@ class Component(BaseModel):
     def is_baseline(self) -> bool:
         """Whether it is the attack that never sees the update, whatever it is called."""
         return self.name == BASELINE or self.name in _BASELINE_PATHS
+
+    @property
+    def is_suite(self) -> bool:
+        """Whether it stands for an ensemble of attacks."""
+        return self.name == STANDARD or self.name.startswith(f"{STANDARD}-")
 
     @property
     def params(self) -> dict[str, Any]:

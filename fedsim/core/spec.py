@@ -21,6 +21,8 @@ from fedsim.core.documents import MOST_BYTES, read_yaml
 from fedsim.core.errors import SpecError, did_you_mean
 from fedsim.core.sections import (
     BASELINE,
+    STANDARD,
+    SUITES,
     AuditSpec,
     CapturedSpec,
     Component,
@@ -89,6 +91,24 @@ class Spec(Section):
         if isinstance(value, Mapping) and isinstance(value.get("threat"), str):
             return {**value, "threat": {"model": value["threat"]}}
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_suite_has_a_version(cls, value: Any) -> Any:
+        """``attacks: standard`` is the newest suite, and stays that one when there are newer. An
+        active server that is not told what to do fishes."""
+        if not isinstance(value, Mapping) or "attacks" not in value:
+            return value
+        attacks = value["attacks"]
+        named = [{"name": attacks}] if isinstance(attacks, str) else attacks
+        if not isinstance(named, list):
+            return value
+        pinned = [_pinned(one) for one in named]
+        changed = {**value, "attacks": pinned}
+        if any(isinstance(one, Mapping) and _is_suite(one) for one in pinned):
+            server = _playing(value.get("server"), value.get("threat"))
+            changed |= {} if server is None else {"server": server}
+        return changed
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Spec:
@@ -169,6 +189,32 @@ class Spec(Section):
         what is at its default, so that a run can still be opened when specs have grown a key."""
         content = self.model_dump(mode="json", exclude={"engine", "name"}, exclude_defaults=True)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _pinned(attack: Any) -> Any:
+    """An entry of a spec's attacks, a suite by its version."""
+    if isinstance(attack, Component):
+        attack = attack.model_dump(mode="json", exclude_none=True)
+    if isinstance(attack, Mapping) and attack.get("name") == STANDARD:
+        return {**attack, "name": SUITES[-1]}
+    return attack
+
+
+def _is_suite(attack: Mapping[str, Any]) -> bool:
+    return str(attack.get("name", "")).startswith(f"{STANDARD}-")
+
+
+def _playing(server: Any, threat: Any) -> Any:
+    """What a suite's server does under this threat: one that may change the weights does."""
+    letter = threat.get("model") if isinstance(threat, Mapping) else threat
+    if isinstance(threat, ThreatSpec):
+        letter = threat.model
+    if letter not in ("F", "G", "H"):
+        return server
+    if isinstance(server, ServerSpec):
+        server = server.model_dump(mode="json", exclude_defaults=True)
+    told = dict(server) if isinstance(server, Mapping) else {}
+    return told if told.get("manoeuvre") else {**told, "manoeuvre": {"name": "fishing"}}
 
 
 def load_spec(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Spec:

@@ -14,7 +14,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from fedsim.campaign.jobs import Job, refuse_other_result, refuse_surplus
+from fedsim.campaign.jobs import SPARED, Job, refuse_other_result, refuse_surplus
 from fedsim.campaign.seen import read_from
 from fedsim.clients.data import pixel_digest
 from fedsim.core.attack import Reconstruction
@@ -357,14 +357,20 @@ def _align_labels(truth: Tensor, recovered: Tensor | None) -> list[int | None]:
 
 def failures(jobs: list[Job]) -> list[dict[str, str]]:
     """The jobs that could not be done, with their reasons."""
-    entries = []
+    return [entry for _, entry in _undone(jobs) if entry["kind"] != SPARED]
+
+
+def spared(jobs: list[Job]) -> list[Job]:
+    """The jobs that were needless, their victim being recovered before."""
+    return [job for job, entry in _undone(jobs) if entry["kind"] == SPARED]
+
+
+def _undone(jobs: list[Job]) -> Iterator[tuple[Job, dict[str, str]]]:
     for job in jobs:
         if job.failure.is_file() and not job.result.is_file():
             try:
-                entries.append(_FAILURE.validate_python(read_json(job.failure)))
+                yield job, _FAILURE.validate_python(read_json(job.failure))
             except (DamagedError, ValidationError):
                 why = f"it failed, and '{job.failure}', which says why, is damaged"
-                entries.append(
-                    {"job": job.name, "attack": job.label, "kind": "fault", "reason": why}
-                )
-    return entries
+                about = {"job": job.name, "attack": job.label, "kind": "fault", "reason": why}
+                yield job, about

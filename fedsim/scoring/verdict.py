@@ -32,8 +32,9 @@ SSIM that is 1 dB above the flat colour. Every entry says how many ``victims`` s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -66,6 +67,7 @@ from fedsim.scoring.statistics import (
 )
 from fedsim.scoring.wording import PARTIAL_DB, PARTIAL_SSIM, unscored_words, words_of
 
+Try = tuple[int, int, int]  # round, client, trial
 MARGINS = {"psnr": PARTIAL_DB, "psnr_registered": PARTIAL_DB, "ssim": PARTIAL_SSIM}
 # Marks for where nobody guessed: flat colours reach 10 to 18 dB on photographs.
 MARKS = {"psnr": 20.0, "ssim": 0.5}
@@ -87,6 +89,13 @@ class Asked:
     trials: int
     baseline: str | None
     refused: int = 0  # of the victims that were chosen: they uploaded nothing
+    excused: frozenset[Try] = frozenset()  # tries of an attack that were not needed
+
+    @property
+    def spared(self) -> int:
+        """Victims on which nothing of an attack was needed."""
+        tries = Counter((round_, client) for round_, client, _ in self.excused)
+        return sum(count >= self.trials for count in tries.values())
 
     @classmethod
     def of(cls, scores: pd.DataFrame) -> Asked:
@@ -98,10 +107,12 @@ class Asked:
         """What of it is not in the rows of one attack, beside those of the baseline; None where all
         is there."""
         trials = paired.groupby(["round", "client"])["trial"].nunique()
-        if len(trials) < self.victims:
-            return f"{self.victims - len(trials)} of {self.victims} victims could not be scored"
-        if short := int((self.trials - trials).sum()):
-            return f"{short} of {self.victims * self.trials} trials could not be scored"
+        needed = self.victims - self.spared
+        if len(trials) < needed:
+            return f"{needed - len(trials)} of {needed} victims could not be scored"
+        tries = self.victims * self.trials - len(self.excused)
+        if short := tries - int(trials.sum()):
+            return f"{short} of {tries} trials could not be scored"
         if self.baseline is not None and paired["psnr_baseline"].isna().any():
             return "the baseline, which it is compared with, could not be scored on every picture"
         return None
@@ -125,16 +136,18 @@ def summarise(
     asked: Asked | None = None,
     classes: int | None = None,
     unscored: Mapping[str, Mapping[str, Any]] | None = None,
+    excused: Mapping[str, frozenset[Try]] | None = None,
 ) -> list[dict[str, Any]]:
     """One entry per attack, in the order of the spec; the baseline last. ``ledgers`` says what each
     attack read (one that is not in there may have read anything), ``chances`` what its
     identification is to be read against; without ``asked``, all that the scores hold was;
     ``classes`` says of how many classes labels were named, ``unscored`` what each attack made where
-    there is no truth at all."""
-    asked = asked or Asked.of(scores)
-    baseline = scores[scores["attack"] == asked.baseline]
+    there is no truth at all, ``excused`` which tries of an attack were not needed."""
+    whole = asked or Asked.of(scores)
+    baseline = scores[scores["attack"] == whole.baseline]
     entries = []
     for label in labels:
+        asked = replace(whole, excused=(excused or {}).get(label, frozenset()))
         rows, ledger = scores[scores["attack"] == label], ledgers.get(label)
         if unscored is not None and label in unscored:
             entries.append(_not_scored(label, ledger or [], unscored[label], asked))
@@ -158,9 +171,13 @@ def _no_result(
     if asked.refused and not asked.victims:
         why = f"the guards of all {asked.refused} victims kept them from uploading."
     words = f"{label} gave no result: {worst_first[0]['reason'] if failed else why}"
-    all_declined = set(kinds) == {DECLINED} and len(kinds) >= asked.victims
-    about = {"images": 0, "victims": 0, "victims_of": asked.victims, "ledger": ledger}
-    about["refused"] = asked.refused
+    needed = asked.victims - asked.spared
+    nothing_else = set(kinds) <= {DECLINED} and len(kinds) >= needed
+    all_declined = nothing_else and bool(failed or asked.spared)
+    if asked.spared and not needed:
+        words = f"{label} was not needed: all its victims had been recovered exactly."
+    about = {"images": 0, "victims": 0, "victims_of": needed, "ledger": ledger}
+    about |= {"refused": asked.refused, "spared": asked.spared}
     about |= {"declined": all_declined, "kinds": sorted(set(kinds))}
     return {"attack": label, "verdict": "NO RESULT", **about, "words": words}
 
@@ -209,7 +226,8 @@ def _one(
         "looked": looked,
         "untold": looked and not told,
         "victims": int(rows.groupby(["round", "client"]).ngroups),
-        "victims_of": asked.victims,
+        "victims_of": asked.victims - asked.spared,
+        "spared": asked.spared,
         "refused": asked.refused,
         "groups": count_groups(rows),
         "metrics": {m: describe(rows, m) for m in METRICS},

@@ -2,7 +2,7 @@
 
 spec.yaml run.json run.lock rounds.csv events.jsonl checkpoint.safetensors
 observations/ vault/ spool/ reconstructions/ learned/ offline/ positions/ canaries.json
-scores.csv scores.parquet summary.json report.html report-redacted.html grid.png
+scores.csv scores.parquet envelope.csv summary.json report.html report-redacted.html grid.png
 capture.json messages.jsonl             where the federation was somebody else's app
 
     observations/round-0001/weights.safetensors, .json       what was sent, once for the round
@@ -25,6 +25,7 @@ from fedsim.core.errors import ObservationError
 SPEC, RECORD, LOCK = "spec.yaml", "run.json", "run.lock"
 CHECKPOINT, ROUNDS, EVENTS = "checkpoint.safetensors", "rounds.csv", "events.jsonl"
 SCORES, SUMMARY, CANARIES = "scores.csv", "summary.json", "canaries.json"
+ENVELOPE = "envelope.csv"  # what a suite of attacks came to, picture by picture
 REPORT, REDACTED_REPORT, GRID = "report.html", "report-redacted.html", "grid.png"
 OBSERVATIONS, VAULT, SPOOL = "observations", "vault", "spool"
 RECONSTRUCTIONS, LEARNED = "reconstructions", "learned"

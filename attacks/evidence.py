@@ -1,0 +1,87 @@
+"""Evidence: how well a reconstruction explains the update, as the attacker itself can tell.
+
+The pictures are put through the model as the attacker simulates its client, and what that gives is
+compared with the update, layer by layer, by direction. One cosine over all layers would hear the
+head alone. Nothing here knows the truth: this is by which an attacker with several reconstructions
+picks one, and by which it knows that a picture is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedsim.attacks.matching import MatchingAttack, Objective, Problem
+from fedsim.attacks.matching.objectives import Distance, Target, objective_of
+from fedsim.core.attack import Evidence, Reconstruction
+from fedsim.core.errors import AttackError, ModelError
+from fedsim.core.knowledge import View
+
+FAINT = 1e-5  # of the update's norm: a smaller layer may be rounding, and proves nothing
+
+
+def evidence_of(view: View, result: Reconstruction, device: torch.device) -> Evidence | None:
+    """How well ``result`` explains what the view shows; None where that cannot be simulated."""
+    if not len(result.images) or not {"update", "architecture", "weights"} <= view.granted:
+        return None
+    listener = _Listener()
+    try:
+        task = _Replay(listener=listener, steps=1, engine="first_order").task(view, device)
+        problem = task.problem
+        if problem.undo is not None:  # pictures were put together again: the model saw others
+            return None
+        images = problem.normalised(_as_many_as(problem.count, result.images))
+        labels = task.labels[0]
+        if result.labels is not None and len(result.labels) == len(labels):
+            labels = result.labels.to(labels)
+        listener.cosines = []
+        task.matcher.value(images[None].float(), labels[None])
+    except (AttackError, ModelError):
+        return None
+    return listener.evidence(complete=len(result.images) >= problem.count)
+
+
+def _as_many_as(count: int, images: Tensor) -> Tensor:
+    """So many pictures: of more the first ones, and grey ones for those that are missing."""
+    blank = torch.full_like(images[:1], 0.5).expand(max(0, count - len(images)), -1, -1, -1)
+    return torch.cat([images[:count], blank])
+
+
+@dataclass
+class _Listener:
+    """An objective that notes the cosines of the layers it is shown."""
+
+    scale_free = True
+    cosines: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # layer, its share
+
+    def __call__(self, gradients: Sequence[Tensor], target: Target) -> Distance:
+        whole = target.squares.double().sum()
+        for gradient, wanted in zip(target.seen(gradients), target.tensors, strict=True):
+            g, t = gradient[0].detach().double().flatten(), wanted.double().flatten()
+            norms = torch.linalg.vector_norm(g) * torch.linalg.vector_norm(t)
+            cosine = torch.where(norms > 0, g @ t / norms.clamp(min=1e-300), torch.zeros_like(norms))
+            self.cosines.append((cosine, (t.square().sum() / whole).sqrt()))
+        return objective_of("cosine")(gradients, target)
+
+    def evidence(self, *, complete: bool) -> Evidence | None:
+        told = [1 - float(cosine) for cosine, share in self.cosines if float(share) > FAINT]
+        if not told or not all(map(_is_number, told)):
+            return None
+        return Evidence(sum(told) / len(told), max(told), complete)
+
+
+def _is_number(value: float) -> bool:
+    return value == value and abs(value) < float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Replay(MatchingAttack):
+    """A matching attack that takes no step: it knows how this client is simulated."""
+
+    listener: _Listener
+
+    def objective(self, problem: Problem) -> Objective:
+        return self.listener
