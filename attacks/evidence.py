@@ -62,7 +62,9 @@ class _Listener:
         for gradient, wanted in zip(target.seen(gradients), target.tensors, strict=True):
             g, t = gradient[0].detach().double().flatten(), wanted.double().flatten()
             norms = torch.linalg.vector_norm(g) * torch.linalg.vector_norm(t)
-            cosine = torch.where(norms > 0, g @ t / norms.clamp(min=1e-300), torch.zeros_like(norms))
+            cosine = torch.where(
+                norms > 0, g @ t / norms.clamp(min=1e-300), torch.zeros_like(norms)
+            )
             self.cosines.append((cosine, (t.square().sum() / whole).sqrt()))
         return objective_of("cosine")(gradients, target)
 

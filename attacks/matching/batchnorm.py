@@ -29,9 +29,10 @@ def batchnorm_prior(
 
     ``exact`` are the batch's own statistics, from the buffers that the client uploaded or from a
     threat model that grants them; ``running`` those of the model that was sent; ``auto`` the best
-    there is, and ``required`` as well, which declines where there are none. A client that takes several steps meets several batches with several models, whose
-    features no single picture of theirs can be held to: there the prior is left out, but where no
-    gradient of theirs is ``matched``.
+    there is, and ``required`` as well, which declines where there is none. A client that takes
+    several steps meets several batches with several models, whose features no single picture of
+    theirs can be held to: there the prior is left out, but where no gradient of theirs is
+    ``matched``.
     """
     if weight == 0 or which == "none":
         return None

@@ -28,10 +28,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedsim.campaign.suites import both_ways
 from fedsim.core.errors import SpecError
+from fedsim.core.sections import STANDARD
 from fedsim.core.spec import Component, Spec, load_spec, read_content
 from fedsim.defenses.applied import declared
 
 UNDEFENDED = "none"
+QUICK_VICTIMS = 2
 LONGEST = 120  # characters of a folder's name before the seed
 
 
@@ -158,9 +160,12 @@ class Bench:
         return self.spec.model_copy(update=changes).model_dump(mode="json", by_alias=True)
 
 
-def load_bench(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Bench:
-    """Read a bench spec and check every cell of it."""
-    content = read_content(source, overrides)
+def load_bench(
+    source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, quick: bool = False
+) -> Bench:
+    """Read a bench spec and check every cell of it. Without attacks of its own it takes the
+    standard suite; ``quick``: one seed, and two victims of each cell."""
+    content = {"attacks": STANDARD, **read_content(source, overrides)}
     if "bench" not in content:
         raise SpecError("a bench spec has a section 'bench' that lists defenses; this has none.")
     try:
@@ -169,6 +174,10 @@ def load_bench(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SpecError(f"bench.{where}: {first['msg']}.") from error
+    if quick:
+        section = section.model_copy(update={"seeds": section.seeds[:1]})
+        audit = content.get("audit") or {}
+        content["audit"] = {**audit, "victims": min(QUICK_VICTIMS, audit.get("victims") or 2)}
     bench = Bench(load_spec(content), section)
     if bench.spec.defenses:
         raise SpecError("a bench lists its defenses under bench.defenses, not under defenses.")

@@ -20,6 +20,7 @@ from fedsim.audit.stages import audit, federate
 from fedsim.bench.cells import Bench, Cell
 from fedsim.bench.doubts import doubt_of, legend_of
 from fedsim.bench.stealth import COLUMNS, loudness_in, write_stealth
+from fedsim.bench.suites import suite_outcomes, suite_rows
 from fedsim.bench.table import aggregate, as_markdown
 from fedsim.campaign.plan import prepare
 from fedsim.cluster.local import ATTACK_RESOURCE
@@ -135,21 +136,27 @@ def measure(bench: Bench, cell: Cell, root: Path) -> Measured:
     about: dict[str, Any] = {"defense": cell.defense, "strength": cell.strength, "seed": cell.seed}
     cost = _cost(trained, bench.section.target_accuracy)
     summary = run.summary
-    outcomes = [
+    suite, failed = summary.get("suite"), summary.get("failed_jobs", [])
+    members = {member["attack"] for member in suite["members"]} if suite else set()
+    lines = suite_outcomes(suite, summary["verdicts"], failed) if suite else []
+    lines += [
         {
-            **about,
             "attack": v["attack"],
             "baseline": v["attack"] == baseline_of(summary),
             "verdict": v["verdict"],
-            "doubt": doubt_of(v, summary.get("failed_jobs", [])),
+            "doubt": doubt_of(v, failed),
             "victims": v.get("victims", 0),
             "victims_of": v.get("victims_of", v.get("victims", 0)),
-            **cost,
         }
         for v in summary["verdicts"]
+        if v["attack"] not in members
     ]
+    outcomes = [{**about, "flags": "", **line, **cost} for line in lines]
+    scores = run.scores
+    if suite:
+        scores = pd.concat([suite_rows(run, suite), scores], ignore_index=True)
     # A cell measured before a metric was added has none of it.
-    pictures = run.scores.reindex(columns=_columns())
+    pictures = scores.reindex(columns=_columns())
     for at, (name, value) in enumerate(about.items()):
         pictures.insert(at, name, value)
     guards = pd.DataFrame(loudness_in(summary, about), columns=COLUMNS)
@@ -162,7 +169,7 @@ def _columns() -> list[str]:
         *("attack", "round", "client", "image", "trial", "seconds"),
         *METRICS,
         *("identified", "label_true", "label_recovered", "picture"),
-        *(ORIGINAL, FLAT_ORIGINAL, FLAT, FLAT_SSIM, "digest"),
+        *(ORIGINAL, FLAT_ORIGINAL, FLAT, FLAT_SSIM, "digest", "member"),
     ]
 
 

@@ -13,8 +13,11 @@ from markupsafe import Markup
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedsim.bench.cells import UNDEFENDED
 from fedsim.bench.doubts import legend_of, marks_of
+from fedsim.bench.suites import names_of, suite_rows
 from fedsim.campaign.plan import jobs_of, victims
+from fedsim.campaign.suites import NAIVE
 from fedsim.core.files import write_atomically
 from fedsim.core.run import Run, paths
 from fedsim.core.text import encoded
@@ -98,6 +101,8 @@ def frontier(cells: list[dict[str, Any]]) -> Figure:
     points = [(100 * cell["accuracy"], cell["ssim"]) for cell in known]
     for cell, at in zip(known, points, strict=True):
         axes.scatter(*at, color=FRONT if cell["front"] else MUTED, s=26, zorder=3)
+    for path in _paths(known):
+        axes.plot(*zip(*path, strict=True), color="#d5d9de", lw=0.9, zorder=1)
     places = label_places(points, [_marked(cell) for cell in known])
     for cell, at, place in zip(known, points, places, strict=True):
         axes.annotate(
@@ -122,6 +127,18 @@ def frontier(cells: list[dict[str, Any]]) -> Figure:
     axes.margins(x=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _paths(cells: list[dict[str, Any]]) -> list[list[tuple[float, float]]]:
+    """The strengths of each defense, mild first, as the points that a line goes through; from no
+    defense on."""
+    start = [(100 * c["accuracy"], c["ssim"]) for c in cells if c["defense"] == UNDEFENDED][:1]
+    by_defense: dict[str, list[tuple[float, float]]] = {}
+    for cell in cells:
+        if cell["defense"] != UNDEFENDED:
+            at = (100 * cell["accuracy"], cell["ssim"])
+            by_defense.setdefault(cell["defense"], list(start)).append(at)
+    return [path for path in by_defense.values() if len(path) > 1]
 
 
 def label_places(points: list[tuple[float, float]], labels: list[str]) -> list[tuple[float, float]]:
@@ -162,7 +179,13 @@ def _pairs(root: Path, cell: Cell, attack: str) -> list[Pair]:
     run = Run(root / "cells" / cell.folder)
     spec = run.spec
     scores = run.scores
-    names = [attack, f"{attack} naive"]
+    names = [attack, f"{attack}{NAIVE}"]
+    suite = run.summary.get("suite")
+    if suite and attack in names_of(suite):
+        chosen = suite_rows(run, suite)
+        chosen = chosen[chosen["attack"] == attack].sort_values("psnr", ascending=False)
+        rows = spread(chosen.assign(attack=chosen["member"]), SHOWN)
+        return load_pairs(run, jobs_of(run, spec, victims(spec)), scores, rows)
     attacked = scores[scores["attack"].isin(names)]
     if attacked.empty:
         return []

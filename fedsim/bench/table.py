@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.campaign.suites import NAIVE
 from fedsim.bench.doubts import gathered, marks_of
+from fedsim.campaign.suites import NAIVE
 from fedsim.core.metrics import METRICS, shown_in
 from fedsim.report.headline import rank_of
 from fedsim.scoring.recovery import beside_baseline, recovered
@@ -41,6 +41,7 @@ def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
                 "adaptive": not str(attack).endswith(NAIVE),
                 **_leakage(own),
                 "doubts": gathered(rows["doubt"]),
+                "flags": _flags(rows),
                 "victims": int(rows["victims"].sum()),
                 "victims_of": int(rows["victims_of"].sum()),
                 **_cost(rows),
@@ -68,6 +69,12 @@ def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
     }
     table = chosen.assign(**by_way, **either)
     return table.drop(columns="adaptive").reset_index(drop=True)
+
+
+def _flags(rows: pd.DataFrame) -> str:
+    """The flags that a suite raised in any seed, each once."""
+    told = rows["flags"].fillna("") if "flags" in rows else []
+    return ", ".join(dict.fromkeys(f for words in told for f in words.split(", ") if f))
 
 
 def _strongest(outcomes: pd.DataFrame, defense: str, strength: str, attack: str) -> str:
@@ -203,6 +210,8 @@ def as_markdown(table: pd.DataFrame) -> str:
     attacks = list(dict.fromkeys(table["attack"]))
     head = ["defense", "strength", *[f"{a}, dB" for a in attacks]]
     head += ["recovered", "accuracy", "KB a client", "epsilon"]
+    flagged = "flags" in table and bool(table["flags"].any())
+    head += ["flags"] if flagged else []
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for (defense, strength), rows in table.groupby(CELL, sort=False):
         cells = rows.set_index("attack")
@@ -213,6 +222,7 @@ def as_markdown(table: pd.DataFrame) -> str:
         size = "–" if pd.isna(sent) else f"{sent / 1024:.0f}"
         epsilon = "" if pd.isna(first["epsilon"]) else f"{first['epsilon']:.3g}"
         words = [str(defense), str(strength), *shown, recovered, _accuracy(first), size, epsilon]
+        words += [_flags(rows)] if flagged else []
         lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
 

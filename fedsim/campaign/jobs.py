@@ -126,7 +126,7 @@ def spared_by(job: Job) -> str | None:
             except RunError:
                 continue
             if result.evidence is not None and result.evidence.is_exact:
-                return path.parent.name
+                return path.parents[1].name
     return None
 
 

@@ -253,7 +253,7 @@ def _in_stages(jobs: list[Job], played: Mapping[str, Role]) -> Iterator[Job]:
 
     for job in jobs:
         role = played.get(job.label)
-        if role is None or role.sample or role.member.kind == "beside":
+        if role is None or role.member.kind == "beside":
             yield job
         else:
             yield replace(job, after=tuple(o.result for o in jobs if cheaper(job, o)))

@@ -1,9 +1,9 @@
 """Suites in a plan: which attacks a spec's suite stands for, and which of them come first.
 
-What a suite's members are is said in `fedsim.attacks.suites`; here they meet a spec. Those play that
-the threat letter grants all they need; where the spec withholds or does not provide something of
-it, the member is missed, and the summary says so. Where clients declare defenses, whatever can adapt runs both
-ways: as one that knows of them and as one that does not.
+What a suite's members are is said in `fedsim.attacks.suites`; here they meet a spec. Those play
+whose needs the threat letter grants; where the spec withholds or does not provide something of
+that, the member is missed, and the summary says so. Where clients declare defenses, whatever can
+adapt runs both ways: as one that knows of them and as one that does not.
 """
 
 from __future__ import annotations

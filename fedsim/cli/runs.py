@@ -121,6 +121,9 @@ def bench(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The bench's directory; again to go on.")
     ] = Path("runs/bench"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed and two victims of each cell.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Attacks x defenses x strengths: leakage and accuracy in one table."""
@@ -129,7 +132,7 @@ def bench(
     from fedsim.bench.table import by_cell
     from fedsim.core.metrics import shown_in
 
-    checked = load_bench(spec, overrides or [])
+    checked = load_bench(spec, overrides or [], quick=quick)
     with watch_for(as_json).cells() as progress:
         table = conduct(checked, output, progress=progress)
     cells = by_cell(table)

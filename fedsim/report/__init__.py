@@ -45,6 +45,7 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
             unscored=pictures.unscored(run, jobs, attacks, redacted=redacted),
             population=content.exposed(summary),
             identification=content.identification(summary),
+            suite=summary.get("suite"),
             comparisons=summary.get("comparisons", []),
             over_rounds=plots.over_rounds(summary.get("over_rounds", []), baseline),
             threat=content.threat_model(run.spec, summary),

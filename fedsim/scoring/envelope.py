@@ -126,7 +126,9 @@ def suite_account(
         "envelope": {**_described(envelope, ""), "labels": _most_labels(told)},
         "picked": _described(envelope, "picked_"),
         "by_client": _by_client(envelope),
-        "flags": flags_of(cast, played, scores, envelope, told, tries, excused, baseline_label(spec)),
+        "flags": flags_of(
+            cast, played, scores, envelope, told, tries, excused, baseline_label(spec)
+        ),
     }
 
 

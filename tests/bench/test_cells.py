@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.bench.cells import both_ways, load_bench
+from fedsim.bench.cells import load_bench
 from fedsim.core.errors import SpecError
-from fedsim.core.spec import Component
 from tests.bench.conftest import BENCH
 from tests.conftest import SMALL
 
@@ -74,15 +73,6 @@ def _lever(name: str) -> str:
 def test_cells_that_cannot_be_told_apart_are_refused(section: str) -> None:
     with pytest.raises(SpecError, match="two cells are called"):
         load_bench({}, [*BENCH, f"bench={{{section}}}"])
-
-
-def test_an_attack_that_can_adapt_runs_both_ways_where_it_matters() -> None:
-    attacks = [Component(name="patch_solve"), Component(name="row_space")]
-    mjp, noise = Component(name="mjp"), Component(name="gaussian_noise")
-    both = list(both_ways(attacks, [mjp]))
-    assert [c.short_name for c in both] == ["patch_solve", "patch_solve naive", "row_space"]
-    assert both[1].params["adaptive"] is False
-    assert len(list(both_ways(attacks, [noise]))) == 2
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from fedsim.core.reading import MOST_JSON, read_file
 from fedsim.core.run.paths import (
     CANARIES,
     CHECKPOINT,
+    ENVELOPE,
     EVENTS,
     GRID,
     LEARNED,
@@ -290,6 +291,11 @@ class Run:
     def scores(self) -> pd.DataFrame:
         """One row per reconstructed image."""
         return self._table(SCORES)
+
+    @property
+    def envelope(self) -> pd.DataFrame:
+        """Of a suite of attacks: one row per true picture, its worst case and the picked one."""
+        return self._table(ENVELOPE)
 
     @property
     def rounds(self) -> pd.DataFrame:
