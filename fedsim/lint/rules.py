@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from fedsim.attacks import create_attack
+from fedsim.campaign.plan import labelled_attacks
 from fedsim.core.attack import needs_of
 from fedsim.core.knowledge import THREATS, granted_by
 from fedsim.core.spec import Upload
@@ -399,7 +400,7 @@ def oracle(facts: Facts) -> Iterator[Finding]:
 
 def missing_attack(facts: Facts) -> Iterator[Finding]:
     """A leak that this spec's own attacks would not show."""
-    named = {component.name for component in facts.spec.attacks}
+    named = {component.name for _, component in labelled_attacks(facts.spec)}
     wanted = {"exact-inversion": "patch_solve", "exact-inversion-fixed-positions": "row_space"}
     for finding in [*exact_by_patches(facts), *exact_by_rows(facts)]:
         attack = wanted[finding.rule]

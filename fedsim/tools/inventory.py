@@ -11,12 +11,14 @@ import torch
 
 from fedsim.attacks import ATTACKS
 from fedsim.attacks.manoeuvres import MANOEUVRES
+from fedsim.attacks.suites import suite_called
 from fedsim.audit.stages import versions
 from fedsim.clients.data import dataset_names
 from fedsim.core.errors import ModelError
 from fedsim.core.knowledge import READERS, THREATS, Threat
 from fedsim.core.metrics import lpips_unavailable
 from fedsim.core.registry import resolve
+from fedsim.core.sections import SUITES, Component
 from fedsim.core.weights import BACKBONES, load_backbone
 from fedsim.defenses import DEFENSES
 from fedsim.defenses.guards import GUARDS
@@ -56,8 +58,14 @@ def _grants(threat: Threat) -> str:
     return f"Grants {', '.join(sorted(threat.grants & READERS.keys()))}."
 
 
+def _members(version: str) -> str:
+    members = suite_called(Component(name=version)).members
+    return f"attacks: {version}. {', '.join(m.component.short_name for m in members)}"
+
+
 INVENTORY: dict[str, Callable[[], dict[str, str]]] = {
     "attacks": lambda: _first_lines("attack", ATTACKS),
+    "suites": lambda: {version: _members(version) for version in SUITES},
     "defenses": lambda: _first_lines("defense", DEFENSES),
     "manoeuvres": lambda: _first_lines("manoeuvre", MANOEUVRES),
     "guards": lambda: _first_lines("guard", GUARDS),

@@ -55,7 +55,7 @@ class Planned:
             raise RunError(f"{paths.SPEC} is empty or no spec.")
         spec = load_spec(parsed)
         if max(spec.train.rounds, spec.data.clients, spec.audit.trials) > MOST_PLANNED or (
-            spec.train.rounds * spec.cohort_size * spec.audit.trials * (len(spec.attacks) + 1)
+            spec.train.rounds * spec.cohort_size * spec.audit.trials * len(labelled_attacks(spec))
             > MOST_PLANNED
         ):
             raise RunError(f"{paths.SPEC} plans more jobs than can be counted here.")
