@@ -76,7 +76,7 @@ def view(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="attacks, suites, defenses, data, ... or models")] = "",
+    what: Annotated[str, typer.Argument(help="attacks, suites, defenses, ... or models")] = "",
     as_json: AsJson = False,
 ) -> None:
     """What can be named in a spec."""
