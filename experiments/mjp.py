@@ -37,8 +37,8 @@ from experiments.training.cifar10 import (
     NETWORKS,
     SIDE,
     accuracy,
-    pictures,
     is_saved,
+    pictures,
     save,
     train,
 )
