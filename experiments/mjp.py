@@ -129,11 +129,11 @@ def train_on_cifar10(
         defenses = declared(spec.defenses)
         stem = name.partition(":")[0].replace(" ", "-")
         file = root / network / f"{stem}-seed-{seed}-steps-{steps}.safetensors"
-        about = {"variant": name, "defenses": repr(defenses)}
-        if not is_saved(file, about):
+        header = {"variant": name, "defenses": repr(defenses)}
+        if not is_saved(file, header):
             shown = pictures(path, "train")
             model = train(NETWORKS[network], *shown, steps=steps, seed=seed, defenses=defenses)
-            save(model, file, about)
+            save(model, file, header)
         begun = NETWORKS[network].model.model_copy(update={"checkpoint": str(file)})
         model = build_model(
             begun, image_size=SIDE, num_classes=CLASSES, seed=seed,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.attacks import create_attack
+from fedsim.attacks.dlg import Dlg
 from fedsim.attacks.gias import Gias
 from fedsim.attacks.matching import MatchingAttack, PresetParameters
 from fedsim.core.spec import load_spec
@@ -45,7 +46,7 @@ def at_paper_budget(spec: Path, overrides: Sequence[str] = ()) -> str:
         else:  # without a paper's numbers it keeps its own, but for steps that would be fewer
             kept = dict(params)
             if isinstance(chosen, MatchingAttack) and "steps" in params:
-                kept["steps"] = create_attack("dlg", preset="paper").steps
+                kept["steps"] = Dlg(preset="paper").steps
         if isinstance(chosen, Gias) and "/" not in chosen.space:
             kept["steps"] = WHOLE
         title = {"title": component.title} if component.title else {}
