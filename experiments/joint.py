@@ -107,7 +107,7 @@ def main() -> None:
     train = TrainSpec(batch_size=options.each)
     public = Public.of(Spec(data=data, model=model, train=train), classes)
     setting = Setting(data, model, classes, public)
-    rng = np.random.default_rng(0)
+    rng, coin = np.random.default_rng(0), np.random.default_rng(1)
     # Distinct labels where there are enough classes: which update saw which picture is then known.
     scores: dict[tuple[str, int], list[float]] = {}
     for _ in track(range(options.batches), description="batches"):
@@ -117,7 +117,7 @@ def main() -> None:
         ]
         images = torch.stack([pictures.image(row) for row in chosen])
         labels = torch.tensor(pictures.labels[chosen])
-        drawn = draw(rng, len(chosen), options.each, max(options.rounds))
+        drawn = draw(coin, len(chosen), options.each, max(options.rounds))
         for word, fresh in (("fresh", True), ("trained", False)):
             updates = list(observations(setting, images, labels, fresh, drawn))
             for rounds in options.rounds:
@@ -126,15 +126,14 @@ def main() -> None:
                 order = match_order(truth, guesses)
                 value = float(psnr(truth, guesses[torch.as_tensor(order)]).mean())
                 scores.setdefault((word, rounds), []).append(value)
-    print("| weights | " + " | ".join(f"{r} rounds" for r in options.rounds) + " |")
-    print("|---|" + "---|" * len(options.rounds))
+    fewest, most = options.rounds[0], options.rounds[-1]
+    heads = [*(f"{r} rounds" for r in options.rounds), f"{most} less {fewest}"]
+    print(f"| weights | {' | '.join(heads)} |")
+    print("|---|" + "---|" * len(heads))
     for word in ("fresh", "trained"):
         cells = [interval(np.array(scores[word, r])) for r in options.rounds]
+        cells.append(interval(np.array(scores[word, most]) - np.array(scores[word, fewest])))
         print(f"| {word} | {' | '.join(cells)} |")
-    first, last = (np.array(scores["fresh", r]) for r in (options.rounds[0], options.rounds[-1]))
-    print(
-        f"\nfresh, {options.rounds[-1]} - {options.rounds[0]} rounds: {interval(last - first)} dB"
-    )
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@
 prints accuracy, and Diff-norm and Consistency with half of the patches shuffled, each beside its
 difference from plain training with the same seed. ``cifar10`` trains them without a federation, on
 all of CIFAR-10, where a ViT learns to use its positions, and adds what the positions hold; networks
-that are in DIR are not trained again. ``--network resnet`` and ``swin`` are the other backbones of
-its Table 1, which have no position embedding: only the shuffling is left. ``patches`` splits what
-attacks made of each picture of a finished bench (experiments/mjp.yaml) into patches that were
-shuffled and patches that stayed; the masks are drawn again from the clients' seeds, which the
-attacks never see. ``inputs`` holds what was reconstructed in finished audits against the client's
-picture and against what its network was shown, as the paper's Table 5 does.
+that are in DIR, of the same defense, are not trained again. ``--network resnet`` and ``swin`` are
+the other backbones of its Table 1, which have no position embedding: only the shuffling is left.
+``patches`` splits what attacks made of each picture of a finished bench (experiments/mjp.yaml) into
+patches that were shuffled and patches that stayed; the masks are drawn again from the clients'
+seeds, which the attacks never see. ``inputs`` holds what was reconstructed in finished audits
+against the client's picture and against what its network was shown, as the paper's Table 5 does.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from experiments.training.cifar10 import (
     NETWORKS,
     SIDE,
     accuracy,
+    is_saved,
     pictures,
     save,
     train,
@@ -128,10 +129,11 @@ def train_on_cifar10(
         defenses = declared(spec.defenses)
         stem = name.partition(":")[0].replace(" ", "-")
         file = root / network / f"{stem}-seed-{seed}-steps-{steps}.safetensors"
-        if not file.is_file():
+        header = {"variant": name, "defenses": repr(defenses)}
+        if not is_saved(file, header):
             shown = pictures(path, "train")
             model = train(NETWORKS[network], *shown, steps=steps, seed=seed, defenses=defenses)
-            save(model, file, {"variant": name})
+            save(model, file, header)
         begun = NETWORKS[network].model.model_copy(update={"checkpoint": str(file)})
         model = build_model(
             begun, image_size=SIDE, num_classes=CLASSES, seed=seed,

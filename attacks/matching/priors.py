@@ -83,7 +83,8 @@ def total_variation_of(preset: PresetName) -> Callable[[Tensor, float], Tensor]:
 
 
 def l2_norm(images: Tensor, done: float = 0.0) -> Tensor:
-    """The mean of the pictures' l2 norms, as in the code of GradInversion's authors."""
+    """The mean of the pictures' l2 norms, as in the code of DeepInversion, to which GradInversion
+    and GradViT refer."""
     norms = (images.flatten(2).square().sum(2) + 1e-16).sqrt()  # (S, B)
     return norms.mean(1)
 

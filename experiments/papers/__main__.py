@@ -3,7 +3,8 @@
     python -m experiments.papers -o DIR --cifar10 CIFAR10 --faces olivettifaces.mat
         [--only WORD ...] [--jobs N] [--paper] [--list]
 
-What is done is not done again: the same command goes on after anything that stopped it. ``--jobs``
+What is done is not done again: the same command goes on after anything that stopped it; a folder
+that holds a run of another spec than the one listed now is told, and never shown. ``--jobs``
 runs so many tables at a time, each with its share of the processor. ``--paper`` takes the papers'
 own budgets of attacks (`preset: paper`, for a GPU); what scripts train or search keeps its steps. A
 table is an audit of one spec under `experiments/`, or what a script there prints; its page is
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from experiments.papers.budget import PAPERS, SMALL
 from experiments.papers.data import Paths, prepare
 from experiments.papers.kinds import Source
 from experiments.papers.listed import TABLES
@@ -39,7 +41,7 @@ def main() -> None:
         return
     root = asked.output.absolute()
     root.mkdir(parents=True, exist_ok=True)
-    keep_budget(root, "papers'" if asked.paper else "small")
+    keep_budget(root, PAPERS if asked.paper else SMALL)
     paths = Paths(*(path and path.absolute() for path in (asked.cifar10, asked.faces)))
     sources = dict.fromkeys(table.data for table in missing(chosen, root))
     for source in sources:

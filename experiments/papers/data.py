@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.papers.kinds import HERE, Source, run_fedsim
+from fedsim.attacks.generators import generator_metadata
 
 # Trained on people whom nobody attacks (experiments/data/olivetti.py), or on no people at all.
-GENERATOR = ("--steps", "1000", "channels=1", "width=24")
+STEPS = 1000
+GENERATOR = ("--steps", str(STEPS), "channels=1", "width=24")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ def make_folder(folder: Path, *words: str) -> None:
     half.rename(folder)
 
 
+def is_trained(generator: Path) -> bool:
+    """Whether its training came to its end: a long one leaves its file on the way as well."""
+    return generator.is_file() and generator_metadata(generator).get("steps") == STEPS
+
+
 def prepare(source: Source, paths: Paths, root: Path) -> list[str]:
     """What a data set needs before its tables, made once; the overrides that name it."""
     if source == "any":
@@ -64,7 +71,7 @@ def prepare(source: Source, paths: Paths, root: Path) -> list[str]:
         learned, name, shown = root / "faces.safetensors", "imagefolder", faces / "train"
     else:
         learned, name, shown = root / "cifar.safetensors", "cifar10", paths.needed("cifar10")
-    if not learned.is_file():
+    if not is_trained(learned):
         where = ("--data", name, "--path", str(shown), "-o", str(learned))
         run_fedsim("generator", "train", *where, *GENERATOR)
     return [f"data.path={faces / 'victims'}", f"threat.generator.checkpoint={learned}"]

@@ -130,7 +130,7 @@ TABLES: list[Table | Script] = [
     ),
     Table("gias-a1-rgap", "gias/rgap.yaml", data="faces"),
     *(chain(depth) for depth in (2, 4, 6, 10)),
-    Script("gias-a3-joint", ("joint", "--data", "{path}"), "faces"),
+    Script("gias-a3-joint", ("joint", "--data", "{path}", "--each", "4"), "faces"),
     Table("giml-6-beta", "gias/giml_beta.yaml", against="z wrong domain", data="domains"),
     Script("gias-a4-speed", ("convergence", "{root}/giml-6-beta"), after=("giml-6-beta",)),
 ]

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from experiments.papers.budget import BUDGET
 from experiments.papers.kinds import Script, Source, Table
 from experiments.papers.listed import TABLES
 from fedsim.core.files import write_atomically
 
-TIMES, BUDGET = "seconds.json", "budget"
+TIMES = "seconds.json"
 
 
 def page(root: Path, seconds: dict[str, float]) -> str:

@@ -20,6 +20,7 @@ from typing import Literal
 
 import torch
 from rich.progress import track
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -153,6 +154,14 @@ def save(model: nn.Module, path: Path, about: dict[str, str]) -> None:
     }
     save_file(tensors, half, about)
     half.rename(path)  # whole or not there
+
+
+def is_saved(path: Path, about: dict[str, str]) -> bool:
+    """Whether a network lies there whose header says the same."""
+    if not path.is_file():
+        return False
+    with safe_open(path, "pt") as file:
+        return bool(file.metadata() == about)
 
 
 def main() -> None:

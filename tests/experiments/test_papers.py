@@ -6,12 +6,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from experiments.papers import data, kinds, running
 from experiments.papers.budget import WHOLE, at_paper_budget
 from experiments.papers.kinds import HERE, Script, Table
 from experiments.papers.listed import TABLES
+from experiments.training.cifar10 import is_saved, save
 from fedsim.attacks import create_attack
+from fedsim.attacks.generators import create_generator, save_generator
 from fedsim.attacks.gias import Gias
 from fedsim.attacks.gradvit import GradVit
 from fedsim.attacks.matching import PresetParameters
@@ -19,6 +22,7 @@ from fedsim.audit.stages import audit
 from fedsim.campaign.plan import labelled_attacks
 from fedsim.core.attack import Attack
 from fedsim.core.spec import load_spec
+from fedsim.defenses.mjp import Mjp
 from tests.conftest import small_spec
 
 
@@ -79,16 +83,66 @@ def test_a_folder_holds_tables_of_one_budget(tmp_path: Path) -> None:
 def test_a_table_with_a_job_that_crashed_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = Table("broken", "demo.yaml")
-    run = audit(small_spec("train.rounds=1"), tmp_path / "broken")
+    monkeypatch.setattr(kinds, "HERE", tmp_path)
+    spec = small_spec("train.rounds=1")
+    (tmp_path / "small.yaml").write_text(spec.to_yaml())
+    table = Table("broken", "small.yaml")
+    run = audit(spec, tmp_path / "broken")
     assert table.done(tmp_path)
     assert "No differences: dlg has no result here." in Table(
-        "broken", "demo.yaml", against="dlg"
+        "broken", "small.yaml", against="dlg"
     ).lines(tmp_path)
+    assert not Table("broken", "small.yaml", ("seed=7",)).done(tmp_path)  # of another spec
     for ends, done in ((["declined"], True), (["declined", "crashed"], False)):
         said = {"failed_jobs": [{"kind": kind} for kind in ends]}
-        monkeypatch.setattr(type(run), "summary", said)
-        assert table.done(tmp_path) is done
+        with monkeypatch.context() as patch:
+            patch.setattr(type(run), "summary", said)
+            assert table.done(tmp_path) is done
+    run.summary_path.unlink()  # killed between the scores and what is made of them
+    assert not table.done(tmp_path)
+    assert table.begun(tmp_path)
+
+
+def test_a_spec_is_known_again_wherever_its_files_lie() -> None:
+    table = next(t for t in TABLES if t.name == "giml-6-beta")
+    assert isinstance(table, Table)
+    there, here, other = (
+        load_spec(HERE / table.spec, [f"data.path={path}", f"threat.generator.checkpoint={file}"])
+        for path, file in (
+            ("/there/faces", "/there/cifar.safetensors"),
+            ("/here/faces", "/here/cifar.safetensors"),
+            ("/here/faces", "/here/faces.safetensors"),
+        )
+    )
+    assert kinds._placeless(there) == kinds._placeless(here) != kinds._placeless(other)
+
+
+def test_a_table_that_a_script_printed_by_other_words_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = subprocess.CompletedProcess([], 0, stdout="a word\n| a table |\n")
+    monkeypatch.setattr(kinds.subprocess, "run", lambda *words, **options: said)
+    script = Script("printed", ("joint", "--each", "4"))
+    script.run(tmp_path, [], paper=False, jobs=1)
+    assert script.done(tmp_path)
+    assert script.lines(tmp_path) == ["| a table |"]
+    assert not Script("printed", ("joint", "--each", "8")).done(tmp_path)
+
+
+def test_a_generator_whose_training_was_cut_short_is_trained_on(tmp_path: Path) -> None:
+    file, options = tmp_path / "faces.safetensors", {"image_size": 8, "channels": 1, "width": 2}
+    assert not data.is_trained(file)
+    for steps, whole in ((data.STEPS // 2, False), (data.STEPS, True)):
+        save_generator(file, "dcgan", options, create_generator("dcgan", options), steps=steps)
+        assert data.is_trained(file) is whole
+
+
+def test_a_network_of_another_defense_is_trained_again(tmp_path: Path) -> None:
+    file, about = tmp_path / "J.safetensors", {"variant": "J", "defenses": repr([Mjp()])}
+    assert not is_saved(file, about)
+    save(nn.Linear(2, 2), file, about)
+    assert is_saved(file, about)
+    assert not is_saved(file, about | {"defenses": repr([Mjp(ratio=0.2)])})
 
 
 def test_data_that_was_half_made_is_made_again(tmp_path: Path) -> None:
@@ -178,6 +232,13 @@ def test_at_the_papers_budget_groups_are_as_large_as_the_papers_and_terms_stay_o
     assert alone.tv == alone.l2 == alone.bn == 0
     alone = at_the_papers_budget("tables/vit_terms.yaml")["matching alone"]
     assert alone.tv == alone.l2 == alone.patch == alone.group == 0
+
+
+def test_at_the_papers_budget_a_search_that_no_paper_tells_the_steps_of_has_dlgs() -> None:
+    """The tables on APRIL have equal evaluations for all: TAG must not stop at a fifteenth."""
+    for name in ("april_a", "april_b", "april_frozen", "vit"):
+        rows = at_the_papers_budget(f"tables/{name}.yaml")
+        assert rows["tag"].steps == rows["dlg"].steps == 6000
 
 
 def test_at_the_papers_budget_x_with_statistics_keeps_its_group() -> None:
