@@ -117,7 +117,7 @@ class Spear(Attack):
             notes.append(
                 "without the rest the pictures found are approximate: more starts may find all"
             )
-        return found
+        return [column.q for column in found]
 
     def _finished(self, images: Tensor, notes: list[str]) -> Tensor:
         """Pictures (c, 3, H, W) in [0, 1], moved onto the 8-bit grid where they are close to it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.attacks.closed.sparse import ColumnSpace
+from fedsim.attacks.closed.sparse import Column, ColumnSpace
 
 _BELIEVED = 0.95  # of the units, on the right side of the plane
 _NEWTON = 12
@@ -31,14 +31,14 @@ class Layer:
         """Each unit's output for the rows of M's basis, (m, r)."""
         return self.weight @ self.space.right.T
 
-    def judge(self, q: Tensor) -> Tensor | None:
-        """A direction the right way round, if the units where it is not zero lie on one side of a
+    def judge(self, q: Tensor) -> Column | None:
+        """A direction as a column of D the right way round, if the units where it is not zero lie on one side of a
         plane, as those that are on for one picture do."""
         on = ~self.space.zeros(q[None])[0]
         normal, share = plane(self.sides * self.space.sizes, on)
         if share < _BELIEVED:
             return None
-        return q if float(normal @ q) >= 0 else -q
+        return Column(q if float(normal @ q) >= 0 else -q, normal / normal.norm())
 
     def pictures(self, found: list[Tensor]) -> Tensor:
         """Rows (x_j, 1) of the pictures whose columns are L q, (c, n + 1). Where all are known, Y

@@ -81,16 +81,25 @@ class ColumnSpace:
         return (q @ self.left.T).abs() <= self.tolerance(q)
 
 
+@dataclass(frozen=True)
+class Column:
+    """A column L q of D, with about what the row of its own is in the inverse of Q: of unit length
+    both, and zero with the other columns' ``q``."""
+
+    q: Tensor
+    row: Tensor
+
+
 @dataclass
 class Search:
-    """The search for ``wanted`` independent directions in a space. ``judge`` says whether a
-    direction with many zeros is one of those looked for, and which way round; None: it is not."""
+    """The search for ``wanted`` independent columns in a space. ``judge`` says which column a
+    direction with many zeros is; None: it is none of D's."""
 
     space: ColumnSpace
     wanted: int
-    judge: Callable[[Tensor], Tensor | None]
+    judge: Callable[[Tensor], Column | None]
     coin: torch.Generator
-    found: list[Tensor] = field(default_factory=list)
+    found: list[Column] = field(default_factory=list)
     starts: int = 0
     _refused: list[Tensor] = field(default_factory=list)
 
@@ -98,12 +107,14 @@ class Search:
     def done(self) -> bool:
         return len(self.found) >= self.wanted
 
-    def run(self, most: int, told: Callable[[int, int], None]) -> list[Tensor]:
-        """Directions (r,) of unit length, from at most this many starts; ``told``, after each batch
-        of them, how many were taken and found."""
+    def run(self, most: int, told: Callable[[int, int], None]) -> list[Column]:
+        """The columns found from at most this many starts; ``told``, after each batch of them, how
+        many were taken and found."""
         whole = torch.eye(self.space.rank, dtype=torch.float64)
         if self.space.rank == 1:
             self._offer(whole[0])
+        elif self.space.rank <= _WIDEST:  # few enough for draws alone
+            self._look_closer(self._draw(whole), whole, 1)
         while not self.done and self.starts < most:
             count = min(_TOGETHER, most - self.starts)
             self.starts += count
@@ -118,6 +129,7 @@ class Search:
         rows = left[alive] / left[alive].norm(dim=1, keepdim=True)
         squares = (rows[:, :, None] * rows[:, None, :]).flatten(1)
         q = torch.randn(count, rank, generator=self.coin, dtype=torch.float64)
+        q[::2] = self._unlike_the_known(q[::2])
         floor = self._relative_noise()[alive]
         small = 0.5
         for _ in range(_STEPS):
@@ -129,6 +141,13 @@ class Search:
             q = solved[:, :, 0] / solved[:, :, 0].norm(dim=1, keepdim=True).clamp(min=1e-300)
             small *= _SHRINK
         return q[torch.isfinite(q).all(1)]
+
+    def _unlike_the_known(self, q: Tensor) -> Tensor:
+        """Directions less what rows of D's inverse say belongs to columns that are known."""
+        if not self.found:
+            return q
+        rows = torch.linalg.qr(torch.stack([column.row for column in self.found]).T).Q
+        return q - (q @ rows) @ rows.T
 
     def _relative_noise(self) -> Tensor:
         """Of each row, the noise over what the row is."""
@@ -164,7 +183,7 @@ class Search:
             if int(zeros[index]) < fewest or self.done:
                 break
             q = directions[index] / directions[index].norm()
-            if _among(q, seen) or _among(q, self.found) or _among(q, self._refused):
+            if _among(q, seen) or self._met(q):
                 continue
             seen.append(q)
             span = self._explained(q)
@@ -192,17 +211,25 @@ class Search:
 
     def _offer(self, q: Tensor) -> None:
         """Keep a direction that is not a combination of those that are known, if it is one."""
-        if self.done or _among(q, self.found) or _among(q, self._refused):
+        if self.done or self._met(q):
             return
-        judged = self.judge(q)
-        if judged is None:
+        column = self.judge(q)
+        if column is None:
             self._refused.append(q)
-        elif float(_outside(q, self.found).norm()) > _APART:
-            self.found.append(judged)
+        elif float(_outside(q, self._directions).norm()) > _APART:
+            self.found.append(column)
+
+    def _met(self, q: Tensor) -> bool:
+        """Whether a direction was judged before."""
+        return _among(q, self._directions) or _among(q, self._refused)
+
+    @property
+    def _directions(self) -> list[Tensor]:
+        return [column.q for column in self.found]
 
     def _known_in(self, span: Tensor) -> int:
         """How many of the directions found lie in a subspace."""
-        return sum(float((q - span @ (span.T @ q)).norm()) < _APART for q in self.found)
+        return sum(float((q - span @ (span.T @ q)).norm()) < _APART for q in self._directions)
 
 
 def _left_vectors(matrix: Tensor, most: int) -> Tensor:
