@@ -39,6 +39,7 @@ ATTACKS: dict[str, str] = {
     "prior_only": "fedsim.attacks.prior_only:PriorOnly",
     "rgap": "fedsim.attacks.rgap:RGap",
     "row_space": "fedsim.attacks.row_space:RowSpace",
+    "spear": "fedsim.attacks.spear:Spear",
     "tag": "fedsim.attacks.tag:TagAttack",
 }
 

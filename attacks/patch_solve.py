@@ -36,6 +36,7 @@ from fedsim.attacks.closed import (
     uploaded,
 )
 from fedsim.attacks.closed.adapters import Adapter, adapter_of
+from fedsim.attacks.closed.eight_bit import SNAP_BELOW, distance_to_8_bit, on_8_bit_grid
 from fedsim.attacks.pulls import kept_weight
 from fedsim.attacks.transformers import measured, refuse_zeros, transformer_parts
 from fedsim.core.anatomy import VitParts
@@ -101,12 +102,12 @@ class PatchSolve(ClosedForm):
         return Solved(fold_patches(patches, parts), solution.residual, notes, informed.undo)
 
     def finish(self, image: Tensor, notes: list[str]) -> Tensor:
-        if not self.snap or (distance := distance_to_8_bit(image)) >= _SNAP_BELOW:
+        if not self.snap or (distance := distance_to_8_bit(image)) >= SNAP_BELOW:
             return image
         notes.append(
             f"moved onto the 8-bit grid, from {distance:.1e} of a step away (chance: 0.25)"
         )
-        return (image * 255).round().float() / 255
+        return on_8_bit_grid(image)
 
     def _tokens(self, update: dict[str, Tensor], parts: VitParts) -> Tensor:
         """G, (N, D)."""
@@ -154,15 +155,6 @@ def _refuse_small(adapter: Adapter, parts: VitParts, moved: bool) -> None:
         f"of rank {adapter.rank} shows {min(adapter.rank, parts.tokens)} equations for "
         f"{parts.tokens} patches{when}."
     )
-
-
-_SNAP_BELOW = 0.05  # of a grid step; numbers at random lie 0.25 away on average
-
-
-def distance_to_8_bit(image: Tensor) -> float:
-    """Mean distance of the pixels inside (0, 1) to the nearest multiple of 1/255, in steps."""
-    inside = image[(image > 0) & (image < 1)] * 255
-    return float((inside - inside.round()).abs().mean()) if len(inside) else 1.0
 
 
 def _without_decay(

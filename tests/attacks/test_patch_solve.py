@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedsim.attacks import create_attack
-from fedsim.attacks.patch_solve import distance_to_8_bit
+from fedsim.attacks.closed.eight_bit import distance_to_8_bit
 from fedsim.core.errors import AttackError
 from fedsim.core.lora import Lora
 from fedsim.core.metrics import psnr
