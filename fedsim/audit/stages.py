@@ -53,7 +53,7 @@ from fedsim.federation.checkpoint import read_checkpoint
 from fedsim.federation.engines import run_federation
 from fedsim.federation.strategy import AdversarialStrategy
 from fedsim.scoring.budgets import budgets
-from fedsim.scoring.envelope import envelope_of, excused_tries, suite_account
+from fedsim.scoring.envelope import envelope_of, excused_tries, marked, suite_account
 from fedsim.scoring.identification import identification_of
 from fedsim.scoring.lineup import chances
 from fedsim.scoring.scores import failures, results_of, score_jobs, spared
@@ -179,6 +179,10 @@ def conclude(
             _note_shared(run, spec, "and its attacks had them")
         identification = identification_of(spec)
         scores = score_jobs(run, scored, identification.gallery)
+        envelope = envelope_of(run, jobs, scores)
+        if not envelope.empty:
+            scores = marked(scores, envelope)
+            run.write_table("envelope", envelope)
         run.write_table("scores", scores, parquet=True)
         labels, baseline = [label for label, _ in labelled_attacks(spec)], baseline_label(spec)
         failed = failures(jobs)
@@ -195,9 +199,6 @@ def conclude(
             unscored=unscored(run, jobs) if spec.captured is not None and not scored else None,
             excused=excused,
         )
-        envelope = envelope_of(run, jobs, scores)
-        if not envelope.empty:
-            run.write_table("envelope", envelope)
         suite = suite_account(run, jobs, scores, envelope, verdicts, excused)
         if spec.captured is not None:
             name_misdeclared(run, scores, verdicts)

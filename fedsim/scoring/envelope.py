@@ -68,6 +68,19 @@ def envelope_of(run: Run, jobs: list[Job], scores: pd.DataFrame) -> pd.DataFrame
     return closest[kept].join(beside.rename(columns=names), on=KEYS).reset_index(drop=True)
 
 
+def marked(scores: pd.DataFrame, envelope: pd.DataFrame) -> pd.DataFrame:
+    """The scores, with two columns more: whether a row is the worst case of its picture, and
+    whether it is what the attacker would have picked."""
+    names = pd.MultiIndex.from_frame(scores[[*KEYS, "attack", "trial"]])
+    for column, attack, trial in (
+        ("worst_case", "attack", "trial"),
+        ("picked", "picked", "picked_trial"),
+    ):
+        chosen = pd.MultiIndex.from_frame(envelope[[*KEYS, attack, trial]].dropna())
+        scores = scores.assign(**{column: names.isin(chosen)})
+    return scores
+
+
 def weighed(run: Run, jobs: Iterable[Job], played: Mapping[str, Role]) -> list[Weighed]:
     """The finished tries of members whose evidence is known, the cheaper first."""
     chosen = [job for job in jobs if job.judged and not _is_sample(played, job)]

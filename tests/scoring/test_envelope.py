@@ -78,6 +78,18 @@ def test_the_check_of_the_budget_is_no_part_of_it(
     assert envelope["psnr"].max() < 120
 
 
+def test_the_scores_say_which_rows_are_the_worst_case_and_the_pick(run: Run) -> None:
+    scores, envelope = run.scores, run.envelope.set_index("client")
+    for column, name, trial in (
+        ("worst_case", "attack", "trial"),
+        ("picked", "picked", "picked_trial"),
+    ):
+        rows = scores[scores[column]].set_index("client")
+        assert len(rows) == len(envelope)
+        assert (rows["attack"] == envelope[name].reindex(rows.index)).all()
+        assert (rows["trial"] == envelope[trial].reindex(rows.index)).all()
+
+
 def test_without_a_suite_there_is_no_envelope(small_run: Run) -> None:
     jobs = jobs_of(small_run, small_run.spec, victims(small_run.spec))
     assert envelope_of(small_run, jobs, small_run.scores).empty
