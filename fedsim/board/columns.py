@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsim.board.rows import Row
 from fedsim.core.metrics import METRICS
-from fedsim.report.formats import DASH, decibel, missing, number, percent
+from fedsim.report.formats import DASH, missing, number, percent
 
 
 @dataclass(frozen=True)
@@ -44,51 +44,97 @@ def _epsilon(row: Row) -> str:
     return DASH if row.epsilon is None else f"{row.epsilon:.3g}"
 
 
-_digits = {name: metric.digits for name, metric in METRICS.items()}
+def _thousandths(value: float | None) -> str:
+    return number(value, METRICS["ssim"].digits)
+
+
+def _tenths(value: float | None) -> str:
+    return number(value, METRICS["psnr"].digits)
+
 
 COLUMNS = (
     Column(
-        "Worst case",
+        "Worst case, dB",
         "PSNR of the closest reconstruction by any member of the suite, mean over pictures, and "
-        "its 95 % interval",
-        **_of("psnr", decibel),
+        "its 95 % interval; an exact copy is 160",
+        **_of("psnr", _tenths),
         under=_span,
     ),
-    Column("Worst client", "The same for the client that it is highest for",
-           **_of("psnr_client", decibel)),
-    Column("Worst picture", "The closest reconstruction of all", **_of("psnr_picture", decibel)),
-    Column("SSIM", "Of the worst case, mean over pictures; 1 is an exact copy",
-           **_of("ssim", lambda v: number(v, _digits["ssim"]))),
-    Column("LPIPS", "Of the worst case, mean over pictures; 0 is an exact copy",
-           **_of("lpips", lambda v: number(v, _digits["lpips"]))),
-    Column("Recovered", "Pictures that came back by the rule of LEAKS", **_of("recovered", percent)),
-    Column("Identified", "Worst cases that are nearer to their own picture than to any other of a "
-           "gallery", **_of("identified", percent)),
-    Column("Labels", "Labels that were named, as a multiset", **_of("labels", percent)),
-    Column("Membership", "Area under the curve of the strongest attack on membership, on matched "
-           "controls; 0.5 is a coin", **_of("membership", number), under=_auc_span),
-    Column("Picked", "PSNR of what the attacker would have picked by its own evidence, without the "
-           "truth", **_of("picked_psnr", decibel)),
     Column(
-        "Best known",
-        "The worst case with what others submitted",
+        "Best known, dB",
+        "The worst case together with what others submitted, and who did",
         value=lambda row: row.best.psnr if row.best else None,
-        shown=lambda row: decibel(row.best.psnr) if row.best else DASH,
+        shown=lambda row: _tenths(row.best.psnr) if row.best else DASH,
+    ),
+    Column(
+        "Recovered",
+        "Pictures that came back in the worst case, by the rule of LEAKS",
+        **_of("recovered", percent),
     ),
     Column(
         "Accuracy kept",
-        "Accuracy beside that of the undefended federation",
+        "Accuracy as a share of that of the undefended federation, and as it is",
         value=lambda row: row.kept,
         shown=lambda row: percent(row.kept),
-        under=lambda row: "" if row.accuracy is None else f"{percent(row.accuracy)} in all",
+        under=lambda row: "" if row.accuracy is None else f"{percent(row.accuracy)} right",
     ),
-    Column("KB a client", "One upload, as tightly as the defense can write it",
-           value=lambda row: row.upload_bytes, shown=_kilobytes),
-    Column("Epsilon", "Differential privacy after all rounds, for the client that spends most",
-           value=lambda row: row.epsilon, shown=_epsilon),
-    Column("Suite", "The version of the attacks", value=lambda row: row.suite,
-           shown=lambda row: row.suite),
-)  # fmt: skip
+    Column(
+        "Worst client, dB",
+        "The worst case of the client that it is highest for",
+        **_of("psnr_client", _tenths),
+    ),
+    Column(
+        "Worst picture, dB",
+        "The closest reconstruction of all",
+        **_of("psnr_picture", _tenths),
+    ),
+    Column(
+        "SSIM",
+        "Of the worst case, mean over pictures; an exact copy is 1",
+        **_of("ssim", _thousandths),
+    ),
+    Column(
+        "LPIPS",
+        "Of the worst case, mean over pictures; an exact copy is 0",
+        **_of("lpips", _thousandths),
+    ),
+    Column(
+        "Identified",
+        "Worst cases that are nearer to their own picture than to any other of a gallery",
+        **_of("identified", percent),
+    ),
+    Column("Labels", "Labels that were named, as a multiset", **_of("labels", percent)),
+    Column(
+        "Membership",
+        "Area under the curve of the strongest attack on membership, on matched controls, and its "
+        "interval; a coin has 0.5",
+        **_of("membership", number),
+        under=_auc_span,
+    ),
+    Column(
+        "Picked, dB",
+        "PSNR of what the attacker would have picked by its own evidence, without the truth",
+        **_of("picked_psnr", _tenths),
+    ),
+    Column(
+        "KB a client",
+        "One upload, written as tightly as the defense allows",
+        value=lambda row: row.upload_bytes,
+        shown=_kilobytes,
+    ),
+    Column(
+        "Epsilon",
+        "Differential privacy after all rounds, for the client that spends most",
+        value=lambda row: row.epsilon,
+        shown=_epsilon,
+    ),
+    Column(
+        "Suite",
+        "The version of the attacks",
+        value=lambda row: row.suite,
+        shown=lambda row: row.suite,
+    ),
+)
 
 
 def table_line(row: Row) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The command line. `runs` has the commands that make a run, `inspection` those that only look,
-`assets` those that bring what is missing, `board` those of the board, `cluster` those for a Ray that stays
-up, `deployment` those of a real deployment; `shared` is what they have in common."""
+`assets` those that bring what is missing, `board` those of the board, `cluster` those for a Ray
+that stays up, `deployment` those of a real deployment; `shared` is what they have in common."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def build(
         raise typer.Exit(FAULTY)
 
 
-_BRIEF = ("Worst case", "Recovered", "Best known", "Accuracy kept")
+_BRIEF = ("Worst case, dB", "Best known, dB", "Recovered", "Accuracy kept")
 
 
 @board.command("submit")
