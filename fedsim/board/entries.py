@@ -139,7 +139,9 @@ def _costs(root: Path) -> dict[tuple[str, int], Cost]:
     try:
         words = {"defense": str, "strength": str}
         table = pd.read_csv(
-            io.BytesIO(_content(root / CELLS_TABLE)), dtype=words, na_filter=True  # type: ignore[arg-type]
+            io.BytesIO(_content(root / CELLS_TABLE)),
+            dtype=words,
+            na_filter=True,
         )
         table = table.fillna({"defense": "", "strength": ""})
         costs = {}
@@ -165,7 +167,9 @@ def _entry(source: _Source, *, trust: bool) -> tuple[Entry, list[str]]:
     summary = run.summary
     suite = summary.get("suite")
     if not isinstance(suite, Mapping):
-        raise RunError("it was not attacked by the standard suite: audit it with attacks: standard.")
+        raise RunError(
+            "it was not attacked by the standard suite: audit it with attacks: standard."
+        )
     version = str(suite.get("version"))
     if _VERSION.fullmatch(version) is None:
         raise RunError(f"its suite is {version!r:.40}, which is no standard one.")

@@ -116,7 +116,8 @@ def _protocol(spec: Spec) -> str:
 
 
 def _threat(spec: Spec) -> str:
-    threat, words = spec.threat, [spec.threat.model]
+    threat = spec.threat
+    words: list[str] = [threat.model]
     words += [f"with surrogate pictures ({threat.surrogate.name})"] if threat.surrogate else []
     words += [f"without {', '.join(threat.withhold)}"] if threat.withhold else []
     words += ["with the true labels"] if threat.oracle_labels else []

@@ -55,8 +55,8 @@ def fair_share(rows: list[Row]) -> int:
 def _of_one(row: Row, at: int, group: pd.DataFrame) -> dict[int, Triple]:
     """The pictures of one run, by the line of the table that they are of."""
     entry = row.entries[at]
-    spec, own = entry.spec, {(int(r), int(c)) for r, c in zip(group["round"], group["client"])}
-    jobs = jobs_of(entry.run, spec, [victim for victim in victims(spec) if victim in own])
+    own = set(zip(group["round"], group["client"], strict=True))
+    jobs = jobs_of(entry.run, entry.spec, [one for one in victims(entry.spec) if one in own])
     columns = ["round", "client", "image", "digest"]
     worst = group[[*columns, "attack", "trial", "psnr", "ssim"]]
     picked = group[[*columns, "picked", "picked_trial", "picked_psnr", "picked_ssim"]]

@@ -182,7 +182,9 @@ def _submissions(group: Sequence[Entry]) -> list[Known]:
     """What each submission makes of the row; one to a single seed leaves the others as they are."""
     found = []
     for at, entry in enumerate(group):
-        for record, table in zip(entry.records, best_known(entry.records, entry.pictures), strict=True):
+        for record, table in zip(
+            entry.records, best_known(entry.records, entry.pictures), strict=True
+        ):
             tables = [other.pictures for other in group]
             tables[at] = table
             numbers = _numbers(_pooled(tables))

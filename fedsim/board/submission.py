@@ -86,7 +86,7 @@ def read_submission(path: Path, run: Run) -> Submission:
         raise RunError(f"'{path}' is of format {brief(words['format'])}; this reads {FORMAT}.")
     if words["spec"] != digest:
         raise RunError(
-            f"'{path}' is of a run whose spec is {brief(words['spec'])}, and this one's is {digest}."
+            f"'{path}' is of a run whose spec is {brief(words['spec'])}, not {digest} as here."
         )
     checksums = _checksums(words["observations"], path)
     if not tensors:
@@ -170,7 +170,8 @@ def _checked(images: Tensor, name: str, most: int, side: int) -> Tensor:
         raise RunError(f"the pictures of {name} are {images.dtype}, not floating point numbers.")
     if images.ndim != 4 or tuple(images.shape[1:]) != (3, side, side) or not len(images):
         raise RunError(
-            f"the pictures of {name} are of shape {tuple(images.shape)}, not (k, 3, {side}, {side})."
+            f"the pictures of {name} are of shape {tuple(images.shape)}, not "
+            f"(k, 3, {side}, {side})."
         )
     if len(images) > most:
         raise RunError(

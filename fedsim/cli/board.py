@@ -1,4 +1,4 @@
-"""Commands of the board: build it, publish a run for others to attack, enter what they made of it."""
+"""Commands of the board: build it, publish a run to be attacked, enter what others made of it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def build(
         table = Table("federation", "defense", *[column.title for column in shown], "")
         for row in built.rows:
             marks = [*dict.fromkeys(flag.flag for flag in row.flags)]
-            mark = styled((", ".join(marks), "magenta"), (" beaten" if row.dominated else "", "dim"))
+            mark = styled(
+                (", ".join(marks), "magenta"), (" beaten" if row.dominated else "", "dim")
+            )
             name = f"{row.defense} {row.strength}".strip()
             table.add_row(row.federation.key[:6], name, *[c.shown(row) for c in shown], mark)
         out.print(table)

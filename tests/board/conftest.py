@@ -71,4 +71,3 @@ def images_of(run: Run, noise: float = 0.0) -> dict[str, torch.Tensor]:
         guess = truth + noise * torch.randn(truth.shape, generator=coin)
         found[f"round-{round_:04d}/client-{client:04d}"] = guess.clamp(0, 1)
     return found
-

@@ -36,7 +36,12 @@ def test_links_to_pages_are_links(link: str | None) -> None:
     [
         *("javascript:alert(1)", "data:text/html,x", "file:///etc/passwd", "//a.org", "a.org"),
         *("https://", 'https://a.org/"x', "https://a.org/<x>", "https://a.org/ x", "ftp://a.org"),
-        *("https://me@a.org", "https://a.org:port", "https://a.org/'", "https://a.org/" + 200 * "x"),
+        *(
+            "https://me@a.org",
+            "https://a.org:port",
+            "https://a.org/'",
+            "https://a.org/" + 200 * "x",
+        ),
         "JAVASCRIPT://a.org/%0aalert(1)",
     ],
 )

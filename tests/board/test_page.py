@@ -79,7 +79,7 @@ def test_words_of_a_run_and_of_a_submission_are_text_not_markup(
     assert not any("onerror" in a for _, a in tags.found)
     assert len(tags.all("script")) == 1
     assert HOSTILE in unescape(re.sub(r"<[^>]*>", "", page.read_text()))
-    links = [a for a in tags.all("a")]
+    links = tags.all("a")
     assert {a["href"] for a in links} == {"https://a.org/?a=1&b=2"}
     assert all("noopener" in (a["rel"] or "") for a in links)
 
@@ -108,7 +108,7 @@ def test_redacted_it_has_no_picture(shelf: dict[str, Run], tmp_path: Path) -> No
 
 
 def test_a_board_of_nothing_says_why(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no run enters the board: nowhere: .* holds no run"):
+    with pytest.raises(RunError, match=r"no run enters the board: nowhere: .* holds no run"):
         build_board([tmp_path / "nowhere"], tmp_path / "board")
     assert not (tmp_path / "board").exists()
 
@@ -134,7 +134,9 @@ HELPERS = """
 const page = board.contentDocument, answer = {};
 const all = (words, place = page) => [...place.querySelectorAll(words)];
 const shown = (place) => place.getClientRects().length > 0;
-const names = () => all("tr.entry").filter(shown).map((row) => row.querySelector(".name").textContent);
+const name = (row) => row.querySelector(".name").textContent;
+const names = () => all("tr.entry").filter(shown).map(name);
+const count = () => page.getElementById("count").textContent;
 const head = (title) => all("th button.sort").find((b) => b.textContent.startsWith(title));
 const put = (field, value) => {
   page.getElementById(field).value = value;
@@ -189,17 +191,19 @@ def test_a_browser_sorts_filters_and_opens_rows(built: Built, tmp_path: Path) ->
     head("Defense").click(); answer.byname = names();
     answer.pairs = all("tr.entry").every((row) => row.nextElementSibling.id
       === row.querySelector(".toggle").getAttribute("aria-controls"));
-    put("find", "noise 0.3"); answer.found = names(); answer.count = page.getElementById("count").textContent;
+    put("find", "noise 0.3"); answer.found = names(); answer.count = count();
     put("find", "<img"); answer.flagged = names();
-    put("find", "nothing of the kind"); answer.none = page.getElementById("count").textContent;
+    put("find", "nothing of the kind"); answer.none = count();
     put("find", ""); put("threat", "D"); answer.threat = names();
     put("threat", ""); put("federation", all(".federation")[0].dataset.federation);
     answer.federation = names().length; put("federation", "");
     const grey = (words) => getComputedStyle(all(words)[0]).color;
     answer.grey = grey("tr.dominated > td") !== grey("tr.entry:not(.dominated) > td");
-    const toggle = all(".toggle")[0], more = page.getElementById(toggle.getAttribute("aria-controls"));
+    const toggle = all(".toggle")[0];
+    const more = page.getElementById(toggle.getAttribute("aria-controls"));
     answer.before = shown(more);
-    toggle.click(); answer.opened = shown(more); answer.expanded = toggle.getAttribute("aria-expanded");
+    toggle.click(); answer.opened = shown(more);
+    answer.expanded = toggle.getAttribute("aria-expanded");
     answer.pictures = all("img", more).length;
     answer.whole = all("img", more).every((image) => image.complete && image.naturalWidth > 0);
     toggle.click(); answer.closed = shown(more);
@@ -209,7 +213,14 @@ def test_a_browser_sorts_filters_and_opens_rows(built: Built, tmp_path: Path) ->
     other = ["none"]  # the second federation's only row
     assert told["worst"] == told["first"]
     assert told["first"][0] == "none"
-    assert told["least"] == ["quantization", "top_k", "gaussian_noise", "gaussian_noise", "none", *other]
+    assert told["least"] == [
+        "quantization",
+        "top_k",
+        "gaussian_noise",
+        "gaussian_noise",
+        "none",
+        *other,
+    ]
     assert told["said"] == "ascending"
     assert told["focus"].startswith("Accuracy kept")
     assert told["accurate"][-3:] == ["top_k", "gaussian_noise", *other]

@@ -57,11 +57,21 @@ def test_nothing_of_the_vault_is_in_it(measured: Run, tmp_path: Path) -> None:
         if path.suffix == ".safetensors":
             tensors, about = tensors_from_bytes(content, path)
             assert not about
-            assert all(len(tensor.shape) < 4 or tensor.shape[-1] != 32 for tensor in tensors.values())
+            assert all(
+                len(tensor.shape) < 4 or tensor.shape[-1] != 32 for tensor in tensors.values()
+            )
         else:
             assert str(measured.root) not in content.decode()
             keys = _keys(json.loads(content) if path.suffix == ".json" else yaml.safe_load(content))
-            assert not keys & {"seed", "label", "labels", "path", "checkpoint", "memory", "partition"}
+            assert not keys & {
+                "seed",
+                "label",
+                "labels",
+                "path",
+                "checkpoint",
+                "memory",
+                "partition",
+            }
 
 
 def _keys(value: object) -> set[str]:

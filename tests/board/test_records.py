@@ -80,9 +80,11 @@ def test_the_board_shows_the_best_known_and_by_whom(measured: Run, published: Pa
 
 
 def test_the_same_file_enters_once(measured: Run, published: Path) -> None:
-    for _ in range(2):
-        submitted(measured, published, images_of(measured, 0.2), "Somebody")
+    submitted(measured, published, images_of(measured, 0.2), "Somebody")
+    enter(measured, published / "mine.safetensors", "Somebody")
     assert len(list(measured.submissions.iterdir())) == 1
+    submitted(measured, published, images_of(measured, 0.3), "Somebody")
+    assert len(read_records(measured)[0]) == 2
 
 
 def test_a_submission_to_updates_that_are_gone_counts_no_more(

@@ -24,9 +24,7 @@ from tests.board.conftest import images_of
 def parts(measured: Run) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """What a good submission is made of: pictures, and metadata."""
     images = images_of(measured)
-    checksums = {
-        name: recorded_checksum(measured.observations / f"{name}.json") for name in images
-    }
+    checksums = {name: recorded_checksum(measured.observations / f"{name}.json") for name in images}
     words = {
         "format": FORMAT,
         "spec": measured.spec.digest(),
@@ -44,12 +42,16 @@ def test_what_a_submitter_writes_with_our_help_is_read(measured: Run, tmp_path: 
     assert found.attack == "my attack"
     assert {f"round-{r:04d}/client-{c:04d}" for r, c in found.images} == images.keys()
     with pytest.raises(RunError, match="has no observation"):
-        write_submission(tmp_path / "x", {"round-9999/client-0000": torch.zeros(1)}, tmp_path / "out", "a")
+        write_submission(
+            tmp_path / "x", {"round-9999/client-0000": torch.zeros(1)}, tmp_path / "out", "a"
+        )
     with pytest.raises(RunError, match="is no published run"):
         write_submission(tmp_path / "x", images, tmp_path, "a")
 
 
-def test_what_is_written_without_our_help_is_read(measured: Run, parts: Any, tmp_path: Path) -> None:
+def test_what_is_written_without_our_help_is_read(
+    measured: Run, parts: Any, tmp_path: Path
+) -> None:
     images, words = parts
     save_file({name: one.half() for name, one in images.items()}, tmp_path / "f", words)
     assert read_submission(tmp_path / "f", measured).images.keys()
@@ -120,7 +122,8 @@ def test_a_file_that_cannot_be_scored_is_refused(
     "content",
     [
         *(b"", b"PK\x03\x04 a zip", b"\x80\x04\x95 a pickle", 8 * b"\xff", b"\x02\0\0\0\0\0\0\0[]"),
-        (60).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}     ',
+        (60).to_bytes(8, "little")
+        + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}     ',
         (2**19).to_bytes(8, "little") + b"[" * 2**19,
     ],
 )
