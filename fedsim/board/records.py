@@ -26,7 +26,7 @@ from fedsim.core.errors import DamagedError, RunError
 from fedsim.core.files import read_json, write_json
 from fedsim.core.metrics import METRICS
 from fedsim.core.observation import recorded_checksum
-from fedsim.core.run import Run, address_of
+from fedsim.core.run import Run, address_of, observation_name
 from fedsim.core.spec import Component
 from fedsim.report.headline import baseline_of
 from fedsim.scoring.identification import identification_of
@@ -109,22 +109,23 @@ def read_records(run: Run) -> tuple[list[Record], list[str]]:
         except (DamagedError, ValidationError, RunError, OSError):
             wrong.append(f"the submission {path.name} is damaged and left out")
             continue
-        if record.spec != run.spec.digest() or not _are_present(run, record.observations):
+        if record.spec != run.spec.digest() or not _is_of(run, record):
             wrong.append(f"the submission {path.name} is of other updates and left out")
             continue
         records.append(record)
     return sorted(records, key=lambda record: record.entered), wrong
 
 
-def _are_present(run: Run, checksums: dict[str, str]) -> bool:
-    """Whether the observations of these checksums are those of the run; their names may be
-    anybody's, and lead to observations alone."""
-    for name, checksum in checksums.items():
+def _is_of(run: Run, record: Record) -> bool:
+    """Whether the updates of a record are those of the run, and its scores are of them. What it
+    calls them may be anything, and leads to observations alone."""
+    for name, checksum in record.observations.items():
         if re.fullmatch(r"round-\d{4,}/client-\d{4,}", name) is None:
             return False
         if recorded_checksum(run.observations / f"{name}.json") != checksum:
             return False
-    return True
+    scored = {observation_name(score.round, score.client) for score in record.pictures}
+    return bool(scored) and scored == record.observations.keys()
 
 
 def _scores(run: Run, submission: Submission) -> list[Score]:

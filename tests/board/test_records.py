@@ -14,6 +14,7 @@ from fedsim.board.entries import read_entries
 from fedsim.board.records import Record, read_records
 from fedsim.board.rows import rows_of
 from fedsim.core.errors import RunError
+from fedsim.core.files import read_json, write_json
 from fedsim.core.run import Run
 from tests.board.conftest import images_of
 
@@ -106,6 +107,18 @@ def test_a_record_that_was_edited_is_left_out(measured: Run, published: Path) ->
     records, wrong = read_records(measured)
     assert not records
     assert len(wrong) == 2
+
+
+def test_scores_of_updates_that_a_record_does_not_name_count_for_nothing(
+    measured: Run, published: Path
+) -> None:
+    submitted(measured, published, images_of(measured, 0.2), "Somebody")
+    (file,) = measured.submissions.iterdir()
+    told = read_json(file)
+    first = next(iter(told["observations"]))
+    for change in ({}, {first: told["observations"][first]}, {"../../x": "0"}):
+        write_json(file, {**told, "observations": change})
+        assert read_records(measured)[0] == []
 
 
 def test_a_run_that_is_not_concluded_takes_no_submission(measured: Run, published: Path) -> None:
