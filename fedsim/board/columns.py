@@ -103,7 +103,11 @@ COLUMNS = (
         "Worst cases that are nearer to their own picture than to any other of a gallery",
         **_of("identified", percent),
     ),
-    Column("Labels", "Labels that were named, as a multiset", **_of("labels", percent)),
+    Column(
+        "Labels",
+        "Labels that were named, as a multiset, by the member that named most",
+        **_of("labels", percent),
+    ),
     Column(
         "Membership",
         "Area under the curve of the strongest attack on membership, on matched controls, and its "
@@ -155,7 +159,7 @@ def table_line(row: Row) -> dict[str, Any]:
         "runs": row.seeds,
         **row.numbers,
         "worst_by": row.worst_by[0][0],
-        "picked": row.picked_by[0][0],
+        "picked": row.picked_by[0][0] if row.picked_by else None,
         "best_known_psnr": best.psnr if best else None,
         "best_known_ssim": best.ssim if best else None,
         "best_known_recovered": best.recovered if best else None,

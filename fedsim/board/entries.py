@@ -29,6 +29,7 @@ from fedsim.core.spec import Spec
 ENVELOPE = "envelope.csv"  # of a run: its suite's worst case, picture by picture
 BENCH, CELLS, CELLS_TABLE = "bench.json", "cells", "cells.csv"
 PLACE = ["round", "client", "image"]
+TRIES = ("attack", "trial", "picked", "picked_trial", "picture")
 NUMBERS = (
     *("psnr", "ssim", "lpips", "identified", "label_true", "label_recovered"),
     *("picked_psnr", "picked_ssim", "picked_lpips", "picked_identified"),
@@ -71,6 +72,7 @@ class Entry:
     measured_by: str
     members: list[dict[str, Any]] = field(default_factory=list)
     evaluations: int = 0
+    labels: float | None = None  # the largest share that any member read
     membership: dict[str, float] | None = None
     flags: list[Flag] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
@@ -189,6 +191,7 @@ def _entry(source: _Source, *, trust: bool) -> tuple[Entry, list[str]]:
         measured_by=_measured_by(summary),
         members=[dict(m) for m in suite.get("members") or [] if isinstance(m, Mapping)],
         evaluations=int(suite.get("evaluations") or 0),
+        labels=_number((suite.get("envelope") or {}).get("labels")),
         membership=_membership(summary),
         flags=_flags(suite, summary),
         records=records,
@@ -212,13 +215,13 @@ def _pictures(run: Run) -> pd.DataFrame:
     if known.empty:
         raise RunError("it has no scores: nobody kept the truth of its clients.")
     try:
-        table = pd.read_csv(io.BytesIO(_content(path)))
+        table = pd.read_csv(io.BytesIO(_content(path)))[[*PLACE, *NUMBERS, *TRIES, "recovered"]]
         for name in (*PLACE, *NUMBERS):
             table[name] = pd.to_numeric(table[name])
-        table["attack"], table["picked"] = table["attack"].map(str), table["picked"].map(str)
         table["recovered"] = table["recovered"].map(_as_bool)
-        for name in ("trial", "picked_trial"):
-            table[name] = table[name].astype(int)
+        # Where no member can tell how well it explains the update, there is nothing to pick by.
+        table["picked"] = table["picked"].fillna("")
+        table["picked_trial"] = table["picked_trial"].fillna(0).astype(int)
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"its {ENVELOPE} is damaged; run `fedsim report` on it.") from error
     both = table.merge(known, on=PLACE, how="inner", validate="one_to_one")

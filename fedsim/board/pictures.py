@@ -61,6 +61,7 @@ def _of_one(row: Row, at: int, group: pd.DataFrame) -> dict[int, Triple]:
     worst = group[[*columns, "attack", "trial", "psnr", "ssim"]]
     picked = group[[*columns, "picked", "picked_trial", "picked_psnr", "picked_ssim"]]
     picked = picked.set_axis(worst.columns, axis=1)
+    picked = picked[picked["attack"] != ""]
     pairs = [
         {_place(pair): pair for pair in load_pairs(entry.run, jobs, rows, rows)}
         for rows in (worst, picked)

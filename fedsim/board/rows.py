@@ -106,9 +106,9 @@ def _row(group: list[Entry], undefended: dict[str, float]) -> Row:
         pictures=count_pictures(pooled),
         victims=int(pooled.groupby(["round", "client"]).ngroups),
         seeds=len(group),
-        numbers={**_numbers(pooled), **_membership(group)},
+        numbers={**_numbers(pooled), **_labels(group), **_membership(group)},
         worst_by=Counter(pooled["attack"]).most_common(),
-        picked_by=Counter(pooled["picked"]).most_common(),
+        picked_by=Counter(name for name in pooled["picked"] if name).most_common(),
         evaluations=sum(entry.evaluations for entry in group),
         accuracy=accuracy,
         kept=kept,
@@ -149,6 +149,12 @@ def _numbers(pooled: pd.DataFrame) -> dict[str, float | None]:
 
 def _mean(rows: pd.DataFrame, column: str) -> float | None:
     return None if rows[column].isna().all() else clean(by_picture(rows, column)["value"].mean())
+
+
+def _labels(group: Sequence[Entry]) -> dict[str, float | None]:
+    """The largest share that any member read, where the suite tells; mean over runs."""
+    told = [entry.labels for entry in group if entry.labels is not None]
+    return {"labels": sum(told) / len(told)} if len(told) == len(group) else {}
 
 
 def _membership(group: Sequence[Entry]) -> dict[str, float | None]:
