@@ -190,8 +190,8 @@ def add_suite(
     table = best.merge(right, on=keys).sort_values(keys)
     table["recovered"] = table["psnr"] >= 30
     columns = [*keys, "picture", "attack", "trial", "psnr", "psnr_registered", "ssim", "lpips"]
-    columns += ["fft2d", "identified", "label_true", "label_recovered", *names, "recovered"]
-    run.write_table("envelope", table[columns])
+    columns += ["fft2d", "identified", "label_true", "label_recovered", "digest", *names]
+    run.write_table("envelope", table[[*columns, "recovered"]])
     if version is not None:
         summary["suite"] = {
             "version": version,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fedsim.board.entries import read_entries
 from fedsim.board.page import Built
+from fedsim.board.pictures import triples_of
 from fedsim.board.rows import Row, rows_of
+from fedsim.core.files import write_json
 from fedsim.core.run import Run
 from tests.board.conftest import made
 
@@ -67,6 +70,27 @@ def test_seeds_are_pooled_and_a_picture_that_both_met_counts_once(
     assert row.numbers["psnr_client"] == 160
     assert row.accuracy == pytest.approx(0.5)
     assert len(row.specs) == 2
+
+
+def test_where_nothing_can_be_picked_by_nothing_was_picked(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", 0.1)
+    table = pd.read_csv(run.root / "envelope.csv")
+    run.write_table("envelope", table.assign(**{n: None for n in table if n.startswith("picked")}))
+    (row,) = rows_of(read_entries([run.root])[0])
+    assert row.picked_by == []
+    assert row.numbers["picked_psnr"] is None
+    triples, why = triples_of(row)
+    assert why is None
+    assert [one.picked for one in triples] == [None, None]
+
+
+def test_the_labels_are_those_of_the_member_that_named_most(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", 0.1)
+    summary = run.summary
+    summary["suite"]["envelope"] = {"labels": 0.25}
+    write_json(run.summary_path, summary)
+    (row,) = rows_of(read_entries([run.root])[0])
+    assert row.numbers["labels"] == 0.25
 
 
 def test_other_versions_of_the_suite_are_other_rows(shelf: dict[str, Run], tmp_path: Path) -> None:
