@@ -25,7 +25,8 @@ MAY_IMPORT["fedsim.scoring"] = {*MAY_IMPORT}
 MAY_IMPORT["fedsim.report"] = {*MAY_IMPORT}
 MAY_IMPORT["fedsim.audit"] = {*MAY_IMPORT}
 BELOW = {*MAY_IMPORT}
-for room in ("fedsim.bench", "fedsim.lint", "fedsim.viewer", "fedsim.tools"):  # side by side
+SIDE_BY_SIDE = ("fedsim.bench", "fedsim.lint", "fedsim.viewer", "fedsim.tools", "fedsim.board")
+for room in SIDE_BY_SIDE:
     MAY_IMPORT[room] = BELOW
 MAY_IMPORT["fedsim.deploy"] = {*MAY_IMPORT}
 MAY_IMPORT["fedsim.cli"] = {*MAY_IMPORT, "fedsim"}

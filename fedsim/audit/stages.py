@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.audit.checkout import commit_of
 from fedsim.audit.repair import drop_unusable, mend
 from fedsim.audit.trust import named_in, refuse_other_code, refuse_strangers
 from fedsim.campaign.granted_truth import secrets_of
@@ -249,7 +250,9 @@ def _metrics_missing(side: int) -> dict[str, str | None]:
 
 def versions() -> dict[str, str]:
     names = ["fedsim", "torch", "timm", "flwr", "ray", "numpy", "scikit-image"]
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    commit = commit_of()
+    told = {"python": platform.python_version(), **{name: version(name) for name in names}}
+    return told | ({"commit": commit} if commit is not None else {})
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 import ray
 
+from fedsim.audit.cost import upload_bytes
 from fedsim.audit.stages import audit, federate
 from fedsim.bench.cells import Bench, Cell
 from fedsim.bench.doubts import doubt_of, legend_of
@@ -29,10 +30,8 @@ from fedsim.core.device import threads
 from fedsim.core.errors import FedsimError, RunError, SpecError
 from fedsim.core.files import read_json, write_atomically, write_json
 from fedsim.core.metrics import METRICS
-from fedsim.core.observation import read_observation
-from fedsim.core.run import Run, list_observations
+from fedsim.core.run import Run
 from fedsim.core.text import encoded
-from fedsim.defenses.applied import declared
 from fedsim.report.headline import baseline_of
 from fedsim.scoring.budgets import budgets
 from fedsim.scoring.recovery import FLAT, FLAT_ORIGINAL, FLAT_SSIM, ORIGINAL
@@ -185,19 +184,10 @@ def _cost(run: Run, target: float | None) -> dict[str, Any]:
         "accuracy": float(accuracy.iloc[-1]) if accuracy.notna().any() else None,
         "rounds_to_target": int(reached.iloc[0]) if len(reached) else None,
         "bytes_a_round": int(rounds["bytes"].mean()),
-        "upload_bytes": _upload_bytes(run),
+        "upload_bytes": upload_bytes(run),
         "round_seconds": float(rounds["seconds"].median()),
         "epsilon": min(promised) if promised else None,
     }
-
-
-def _upload_bytes(run: Run) -> int | None:
-    """One upload, written as tightly as the defenses allow; None where guards let none go."""
-    if not (observed := list_observations(run.observations)):
-        return None
-    update = read_observation(observed[-1]).update
-    sizes = [defense.encoded_bytes(update) for defense in declared(run.spec.defenses)]
-    return min([update.nbytes(), *[size for size in sizes if size is not None]])
 
 
 def _claim(root: Path, bench: Bench) -> None:

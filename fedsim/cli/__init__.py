@@ -1,6 +1,6 @@
 """The command line. `runs` has the commands that make a run, `inspection` those that only look,
-`assets` those that bring what is missing, `cluster` those for a Ray that stays up, `deployment`
-those of a real deployment; `shared` is what they have in common."""
+`assets` those that bring what is missing, `board` those of the board, `cluster` those for a Ray
+that stays up, `deployment` those of a real deployment; `shared` is what they have in common."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NoReturn
 import typer
 
 import fedsim.core.environment  # noqa: F401  before Flower or Ray is imported
-from fedsim.cli import assets, cluster, deployment, inspection, runs
+from fedsim.cli import assets, board, cluster, deployment, inspection, runs
 from fedsim.cli.shared import err
 from fedsim.cli.signals import Asked, Stopped, stoppable
 from fedsim.core.console import styled
@@ -23,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for part in (runs, deployment, inspection, assets, cluster):
+for part in (runs, deployment, inspection, board, assets, cluster):
     app.add_typer(part.app)
 
 

@@ -22,7 +22,7 @@ SOURCE = "source.json"  # which run a scored one was taken from
 LEFT = {  # of the server's run: what it had no right to, and what is made anew
     *(paths.VAULT, paths.SPOOL, paths.LOCK, paths.OFFLINE, SOURCE),
     *(paths.SCORES, "scores.parquet", paths.SUMMARY, paths.CANARIES),
-    *(paths.REPORT, paths.REDACTED_REPORT, paths.GRID),
+    *(paths.REPORT, paths.REDACTED_REPORT, paths.GRID, paths.SUBMISSIONS),
 }
 
 
@@ -101,7 +101,8 @@ def _take_run(run: Run, output: Path) -> None:
     write_json(output / SOURCE, {"run": str(run.root.resolve())})
     for left in output.iterdir():
         if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left)
+            if left.name != paths.SUBMISSIONS:  # each says of which updates it is
+                shutil.rmtree(left)
         elif left.name not in (SOURCE, paths.LOCK):
             left.unlink()
     for entry in sorted(run.root.iterdir()):

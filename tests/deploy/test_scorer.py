@@ -69,6 +69,18 @@ def test_a_lock_that_leads_elsewhere_stops_a_score_and_what_it_leads_to_is_left(
     assert (tmp_path / "precious.txt").read_text() == "years of work"
 
 
+def test_submissions_are_kept_by_the_scorer_and_never_taken_from_the_server(
+    small_run: Run, tmp_path: Path
+) -> None:
+    run, vaults = deployed_copy(small_run, tmp_path)
+    scored = gather(run, vaults, tmp_path / "scored")
+    for root, name in ((scored.root, "mine.json"), (run.root, "forged.json")):
+        (root / "submissions").mkdir()
+        (root / "submissions" / name).write_text("{}")
+    gather(run, vaults, tmp_path / "scored")
+    assert [path.name for path in scored.submissions.iterdir()] == ["mine.json"]
+
+
 def test_later_commands_take_the_scored_directory(small_run: Run, tmp_path: Path) -> None:
     run, vaults = deployed_copy(small_run, tmp_path)
     score(run, vaults, tmp_path / "scored")

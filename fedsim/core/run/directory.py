@@ -48,6 +48,7 @@ from fedsim.core.run.paths import (
     SCORES,
     SPEC,
     SPOOL,
+    SUBMISSIONS,
     SUMMARY,
     VAULT,
     observation_name,
@@ -277,6 +278,11 @@ class Run:
     def offline(self) -> Path:
         """Results of attacks that were run again on what was captured."""
         return self.root / OFFLINE
+
+    @property
+    def submissions(self) -> Path:
+        """What others made of its published observations, scored."""
+        return self.root / SUBMISSIONS
 
     @property
     def positions(self) -> Path:

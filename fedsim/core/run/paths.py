@@ -3,6 +3,7 @@
 spec.yaml run.json run.lock rounds.csv events.jsonl checkpoint.safetensors
 observations/ vault/ spool/ reconstructions/ learned/ offline/ positions/ canaries.json
 scores.csv scores.parquet envelope.csv summary.json report.html report-redacted.html grid.png
+submissions/                            what others made of the published observations, scored
 capture.json messages.jsonl             where the federation was somebody else's app
 
     observations/round-0001/weights.safetensors, .json       what was sent, once for the round
@@ -30,6 +31,7 @@ REPORT, REDACTED_REPORT, GRID = "report.html", "report-redacted.html", "grid.png
 OBSERVATIONS, VAULT, SPOOL = "observations", "vault", "spool"
 RECONSTRUCTIONS, LEARNED = "reconstructions", "learned"
 OFFLINE, POSITIONS = "offline", "positions"
+SUBMISSIONS = "submissions"
 WEIGHTS = "weights.safetensors"
 CAPTURE, MESSAGES = "capture.json", "messages.jsonl"  # of an app that was captured
 PASSES = "passes"  # in the vault of a witness
