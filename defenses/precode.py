@@ -1,0 +1,168 @@
+"""PRECODE (Scheliga et al. 2022): a variational bottleneck before the head.
+
+An encoder makes mean and deviation of a short code out of the features, a code is drawn, and a
+decoder makes features of it again; the loss grows by the code's divergence from a standard normal
+one. The draw is the client's: without it no gradient of the head can be computed again. Known to be
+broken: Balunovic et al. 2022 and the authors themselves (Scheliga et al. 2023) leave out what the
+draw reaches first. Derived here: behind one picture the draw is simply *read*. Encoder and decoder
+are linear, so  dW = db x^T  gives what each of them read, that is the features and the code, and
+mean and deviation are what the encoder, which is known, says of the features. Closed forms on the
+patches do not care what comes behind them at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedsim.core.anatomy import head_names
+from fedsim.core.defense import Defense, Informed
+from fedsim.core.errors import ModelError
+from fedsim.defenses.dice import Before, Dice, head_of, refuse_adapted_head
+
+MODULE = "precode"
+_ALONE = 1e-3  # relative: how far the update of a layer may be from that of one picture
+
+
+@dataclass(frozen=True)
+class Precode(Defense):
+    """``size``: of the code; ``beta``: the weight of its divergence. Both are those of the authors'
+    code, and so are the softplus on the deviation and the divergence in bits. Codes are drawn by
+    clients while they learn, whatever ``train.mode`` says; everybody else, and the evaluation,
+    takes the mean (their code draws there as well)."""
+
+    size: Annotated[int, Field(ge=1)] = 256
+    beta: Annotated[float, Field(ge=0)] = 1e-3
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        head, names = head_of(model, "precode"), head_names(model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            bottleneck = Bottleneck(head.in_features, self.size, self.beta)
+        # Inside the head, where no chain of layers runs it a second time.
+        head.add_module(MODULE, bottleneck.to(head.weight))
+        if head_names(model) != names:
+            raise ModelError(
+                f"precode cannot be added: the head of a {type(model).__name__} is found by its "
+                f"place, which the bottleneck would take; give the model a get_classifier()."
+            )
+        head.register_forward_pre_hook(Before(bottleneck))
+        return model
+
+    def check_trained(self, model: nn.Module) -> None:
+        refuse_adapted_head(model, "precode")
+
+    def toss(self, model: nn.Module, rng: torch.Generator) -> None:
+        found_bottleneck(model)[1].dice.take(rng)
+
+    def tossed(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
+        return found_bottleneck(model)[1].dice.proven()
+
+    def counter(self, seen: Informed, model: nn.Module) -> Informed:
+        """Read the draw of one picture and match with it; of several pictures match by the mean,
+        without the gradients of bottleneck and head (but for what labels are read from)."""
+        (place, bottleneck), tensors = found_bottleneck(model), seen.update.tensors
+        noise = None if seen.masked else bottleneck.drawn(tensors, place)
+        bottleneck.dice.read = noise
+        if noise is not None:
+            words = "precode: the client's draw is read from encoder and decoder"
+            return replace(seen, notes=(*seen.notes, words))
+        weight, *bias = head_names(model)
+        keeps = {name for name in tensors if not name.startswith(f"{place}.")}
+        if any(name in keeps for name in bias):
+            keeps.discard(weight)
+        rest = {name: tensor for name, tensor in tensors.items() if name in keeps}
+        if not rest:
+            return seen
+        words = "precode: the client's draw cannot be told; matched by the layers before it"
+        update = replace(seen.update, tensors=rest)
+        return replace(seen, update=update, notes=(*seen.notes, words))
+
+
+class Bottleneck(nn.Module):
+    """Features (B, D) through a drawn code (B, K) to features again."""
+
+    def __init__(self, width: int, size: int, beta: float):
+        super().__init__()
+        self.encoder = nn.Linear(width, 2 * size)
+        self.decoder = nn.Linear(size, width)
+        self.beta, self.dice = beta, Dice()
+
+    def forward(self, features: Tensor) -> Tensor:
+        mean, spread = self.told(Divergence.apply(self.encoder(features), self.beta))
+        noise = self.dice.read
+        if self.dice.rng is not None:  # on the CPU: the same draw on every device
+            noise = torch.randn(mean.shape, generator=self.dice.rng)
+        code = mean if noise is None else mean + spread * noise.to(mean)
+        self.dice.note(mean, code)
+        decoded: Tensor = self.decoder(code)
+        return decoded
+
+    def told(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of a code."""
+        mean, spread = encoded.chunk(2, dim=-1)
+        return mean, F.softplus(spread)
+
+    def drawn(self, update: Mapping[str, Tensor], place: str) -> Tensor | None:
+        """What a client drew (K,), from the update of one picture; None where it is not that.
+        ``place``: this module's name."""
+        features, code = (_read_by(update, f"{place}.{layer}") for layer in ("encoder", "decoder"))
+        if features is None or code is None:
+            return None
+        weight, bias = (p.detach().double().cpu() for p in self.encoder.parameters())
+        mean, spread = self.told(weight @ features + bias)
+        return ((code - mean) / spread).to(self.encoder.weight)
+
+
+class Divergence(torch.autograd.Function):
+    """Adds the gradient of beta times the codes' mean divergence from N(0, 1), in bits, to what
+    comes back to the encoder: part of the network, so that clients and attackers have it alike."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(encoded: Tensor, beta: float) -> Tensor:
+        return encoded.view_as(encoded)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.beta = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (encoded,) = ctx.saved_tensors
+        mean, raw = encoded.chunk(2, dim=-1)
+        spread = F.softplus(raw)
+        # d/d(mu, raw) of  mu^2 / 2 + s^2 / 2 - log s  with  s = softplus(raw)
+        own = torch.cat([mean, (spread - 1 / spread) * raw.sigmoid()], dim=-1)
+        rows = encoded.shape[:-1].numel()
+        return gradients[0] + ctx.beta / (rows * math.log(2)) * own, None
+
+
+def divergence(mean: Tensor, spread: Tensor) -> Tensor:
+    """Of codes from a standard normal one, in bits, (B,)."""
+    return (mean.square() + spread.square() - 1 - 2 * spread.log()).sum(-1) / (2 * math.log(2))
+
+
+def found_bottleneck(model: nn.Module) -> tuple[str, Bottleneck]:
+    """The module that `Precode.prepare_model` gave the model, and its name."""
+    return next((n, m) for n, m in model.named_modules() if isinstance(m, Bottleneck))
+
+
+def _read_by(update: Mapping[str, Tensor], layer: str) -> Tensor | None:
+    """What a linear layer read: x of  dW = db x^T,  where one picture is behind it."""
+    weight, bias = (update.get(f"{layer}.{part}") for part in ("weight", "bias"))
+    if weight is None or bias is None or not bool(bias.any()):
+        return None
+    weight, bias = weight.detach().double().cpu(), bias.detach().double().cpu()
+    x = weight.T @ bias / (bias @ bias)
+    alone = float((weight - torch.outer(bias, x)).norm()) <= _ALONE * float(weight.norm())
+    return x if alone and bool(torch.isfinite(x).all()) else None
