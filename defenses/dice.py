@@ -20,12 +20,14 @@ from fedsim.core.errors import ModelError
 @dataclass
 class Dice:
     """``rng``: the client's coin, in its own model alone; ``read``: what a server read of a draw;
-    ``proof``: what the first draw of a step changed, before and after."""
+    ``proof``: what the first draw of a step changed, before and after; ``beside``: a term of the
+    client's loss that came of a draw."""
 
     rng: torch.Generator | None = None
     read: Tensor | None = None
     proof: tuple[Tensor, Tensor] | None = None
     noting: bool = False
+    beside: Tensor | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dice:
         """A copy of a model has no coin."""
@@ -33,7 +35,8 @@ class Dice:
 
     def take(self, rng: torch.Generator) -> None:
         """Draw by this coin from now on."""
-        self.rng, self.read, self.proof, self.noting = rng, None, None, True
+        self.rng, self.noting = rng, True
+        self.read = self.proof = self.beside = None
 
     def note(self, before: Tensor, after: Tensor) -> None:
         """Keep what the first draw of a step changed."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -65,9 +65,15 @@ class Precode(Defense):
     def tossed(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
         return found_bottleneck(model)[1].dice.proven()
 
+    def penalty(self, model: nn.Module) -> Tensor | None:
+        dice = found_bottleneck(model)[1].dice
+        term, dice.beside = dice.beside, None
+        return term
+
     def counter(self, seen: Informed, model: nn.Module) -> Informed:
         """Read the draw of one picture and match with it; of several pictures match by the mean,
-        without the gradients of bottleneck and head (but for what labels are read from)."""
+        without the gradients of bottleneck and head (but for what labels are read from). The
+        divergence's own gradient, beta times a little, is not simulated."""
         (place, bottleneck), tensors = found_bottleneck(model), seen.update.tensors
         noise = None if seen.masked else bottleneck.drawn(tensors, place)
         bottleneck.dice.read = noise
@@ -96,10 +102,11 @@ class Bottleneck(nn.Module):
         self.beta, self.dice = beta, Dice()
 
     def forward(self, features: Tensor) -> Tensor:
-        mean, spread = self.told(Divergence.apply(self.encoder(features), self.beta))
+        mean, spread = self.told(self.encoder(features))
         noise = self.dice.read
         if self.dice.rng is not None:  # on the CPU: the same draw on every device
             noise = torch.randn(mean.shape, generator=self.dice.rng)
+            self.dice.beside = self.beta * divergence(mean, spread).mean()
         code = mean if noise is None else mean + spread * noise.to(mean)
         self.dice.note(mean, code)
         decoded: Tensor = self.decoder(code)
@@ -119,32 +126,6 @@ class Bottleneck(nn.Module):
         weight, bias = (p.detach().double().cpu() for p in self.encoder.parameters())
         mean, spread = self.told(weight @ features + bias)
         return ((code - mean) / spread).to(self.encoder.weight)
-
-
-class Divergence(torch.autograd.Function):
-    """Adds the gradient of beta times the codes' mean divergence from N(0, 1), in bits, to what
-    comes back to the encoder: part of the network, so that clients and attackers have it alike."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(encoded: Tensor, beta: float) -> Tensor:
-        return encoded.view_as(encoded)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.beta = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (encoded,) = ctx.saved_tensors
-        mean, raw = encoded.chunk(2, dim=-1)
-        spread = F.softplus(raw)
-        # d/d(mu, raw) of  mu^2 / 2 + s^2 / 2 - log s  with  s = softplus(raw)
-        own = torch.cat([mean, (spread - 1 / spread) * raw.sigmoid()], dim=-1)
-        rows = encoded.shape[:-1].numel()
-        return gradients[0] + ctx.beta / (rows * math.log(2)) * own, None
 
 
 def divergence(mean: Tensor, spread: Tensor) -> Tensor:
