@@ -57,13 +57,14 @@ class Censor(Defense):
                 return float(F.cross_entropy(model(images), labels))
 
             with torch.no_grad():
-                best, least = gradient, loss() if self.spares else float("inf")
+                best, least = (gradient, loss()) if self.spares else (None, float("inf"))
                 for _ in range(self.trials):
                     trial = {n: orthogonal(g, rng) for n, g in gradient.items()}
                     with _stepped(trained, trial, self.rate):
                         after = loss()
-                    if after < least:
+                    if best is None or after < least:
                         best, least = trial, after
+        assert best is not None  # there is a trial at least
         return best
 
     def counter(self, seen: Informed, model: nn.Module) -> Informed:

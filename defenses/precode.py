@@ -46,8 +46,9 @@ class Precode(Defense):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             bottleneck = Bottleneck(head.in_features, self.size, self.beta)
-        # Inside the head, where no chain of layers runs it a second time.
-        head.add_module(MODULE, bottleneck.to(head.weight))
+        # A chain of layers would run it a second time: there it stands inside the head.
+        owner = head if isinstance(model, nn.Sequential) else model
+        owner.add_module(MODULE, bottleneck.to(head.weight))
         if head_names(model) != names:
             raise ModelError(
                 f"precode cannot be added: the head of a {type(model).__name__} is found by its "
