@@ -82,12 +82,11 @@ class Precode(Defense):
             words = "precode: the client's draw is read from encoder and decoder"
             return replace(seen, notes=(*seen.notes, words))
         weight, *bias = head_names(model)
-        keeps = {name for name in tensors if not name.startswith(f"{place}.")}
-        if any(name in keeps for name in bias):
-            keeps.discard(weight)
-        rest = {name: tensor for name, tensor in tensors.items() if name in keeps}
-        if not rest:
+        rest = {name: t for name, t in tensors.items() if not name.startswith(f"{place}.")}
+        if set(rest) <= {weight, *bias}:  # nothing before the bottleneck is trained
             return seen
+        if any(name in rest for name in bias):
+            rest.pop(weight, None)
         words = "precode: the client's draw cannot be told; matched by the layers before it"
         update = replace(seen.update, tensors=rest)
         return replace(seen, update=update, notes=(*seen.notes, words))

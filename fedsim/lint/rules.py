@@ -264,7 +264,7 @@ def batch_statistics(facts: Facts) -> Iterator[Finding]:
         return
     exact = facts.steps == 1
     how = (
-        "after one step, the mean and variance of the private batch at every layer follow exactly"
+        "after one step, the mean and variance of the batch as the model saw it follow exactly"
         if exact
         else "after several steps, a mixture of the batches' means and variances follows"
     )
