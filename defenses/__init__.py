@@ -19,19 +19,25 @@ if __name__ != "fedsim.defenses":
 __all__ = ["DEFENSES", "Defense", "create_defense", "create_defenses"]
 
 DEFENSES: dict[str, str] = {
+    "censor": "fedsim.defenses.censor:Censor",
     "clipping": "fedsim.defenses.clipping:Clipping",
     "dp_sgd": "fedsim.defenses.dp_sgd:DpSgd",
+    "dropout": "fedsim.defenses.dropout:Dropout",
     "frozen_pe": "fedsim.defenses.frozen_pe:FrozenPE",
     "gaussian_noise": "fedsim.defenses.gaussian_noise:GaussianNoise",
     "label_disguise": "fedsim.defenses.label_disguise:LabelDisguise",
     "laplace_noise": "fedsim.defenses.laplace_noise:LaplaceNoise",
     "local_dp": "fedsim.defenses.local_dp:LocalDp",
     "mjp": "fedsim.defenses.mjp:Mjp",
+    "oasis": "fedsim.defenses.oasis:Oasis",
+    "percentile_privacy": "fedsim.defenses.percentile_privacy:PercentilePrivacy",
+    "precode": "fedsim.defenses.precode:Precode",
     "quantization": "fedsim.defenses.quantization:Quantization",
     "random_k": "fedsim.defenses.random_k:RandomK",
     "secure_aggregation": "fedsim.defenses.secure_aggregation:SecureAggregation",
     "sinusoidal_pe": "fedsim.defenses.sinusoidal_pe:SinusoidalPE",
     "soteria": "fedsim.defenses.soteria:Soteria",
+    "svt_privacy": "fedsim.defenses.svt_privacy:SvtPrivacy",
     "top_k": "fedsim.defenses.top_k:TopK",
     "withheld": "fedsim.defenses.withheld:Withheld",
 }

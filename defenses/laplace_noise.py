@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -25,8 +26,12 @@ class LaplaceNoise(Defense):
         return replace(update, tensors={n: self._noisy(t, rng) for n, t in update.tensors.items()})
 
     def _noisy(self, tensor: Tensor, rng: torch.Generator) -> Tensor:
-        uniform = torch.rand(tensor.shape, generator=rng).sub(0.5).clamp(-0.4999999, 0.4999999)
-        # The inverse of Laplace's distribution; its deviation is sqrt(2) times its scale.
-        noise = -uniform.sign() * torch.log1p(-2 * uniform.abs()) / 2**0.5
+        noise = laplace(tensor.shape, rng) / 2**0.5  # its deviation is sqrt(2) times its scale
         scale = tensor.square().mean().sqrt() if self.relative else 1.0
         return tensor + self.std * scale * noise.to(tensor)
+
+
+def laplace(shape: Sequence[int], rng: torch.Generator) -> Tensor:
+    """Numbers of Laplace's distribution, of the scale one, by its inverse; drawn on the CPU."""
+    uniform = torch.rand(shape, generator=rng).sub(0.5).clamp(-0.4999999, 0.4999999)
+    return -uniform.sign() * torch.log1p(-2 * uniform.abs())

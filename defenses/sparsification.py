@@ -50,13 +50,7 @@ class Sparsification(Defense):
         return replace(seen, masked=True)
 
     def encoded_bytes(self, update: Update) -> int:
-        """Numbers and their places, or the dense tensor where that is shorter."""
-        total = 0
-        for tensor in update.tensors.values():
-            width = tensor.element_size()
-            sparse = int(torch.count_nonzero(tensor)) * (width + _INDEX_BYTES)
-            total += min(sparse, tensor.numel() * width)
-        return total
+        return sparse_bytes(update)
 
     def _owed(self, update: Update) -> dict[str, Tensor]:
         rest = self.left_out
@@ -66,3 +60,13 @@ class Sparsification(Defense):
 def kept(flat: Tensor, sparsity: float) -> int:
     """How many numbers of a layer stay; one at least."""
     return max(1, round((1 - sparsity) * flat.numel()))
+
+
+def sparse_bytes(update: Update) -> int:
+    """Numbers and their places, or the dense tensor where that is shorter."""
+    total = 0
+    for tensor in update.tensors.values():
+        width = tensor.element_size()
+        sparse = int(torch.count_nonzero(tensor)) * (width + _INDEX_BYTES)
+        total += min(sparse, tensor.numel() * width)
+    return total

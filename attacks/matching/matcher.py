@@ -299,8 +299,12 @@ class GradientMatcher(Matcher):
 
 
 def classification_loss(logits: Tensor, labels: Tensor, loss: Loss | None = None) -> Tensor:
-    """The client's loss to classes (B,) or to soft labels given by their logits (B, C)."""
+    """The client's loss to classes (B,) or to soft labels given by their logits (B, C), of which a
+    model that joins copies of its pictures (`Informed`) gives several batches."""
     loss = loss or Loss()
+    if len(logits) > len(labels):
+        copies = len(logits) // len(labels)
+        labels = labels.repeat(copies, *[1] * (labels.dim() - 1))
     if labels.is_floating_point():
         whole = replace(loss, soft="mixed")  # the dominant class alone has no derivative
         return whole(logits.to(labels.dtype), labels.softmax(-1))

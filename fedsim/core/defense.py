@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -45,8 +45,11 @@ class Informed:
 class Defense:
     """Base of every defense: a dataclass of its parameters that overrides what it changes.
 
-    All randomness comes from ``rng``, whose seed stays with the client.
+    All randomness comes from ``rng``, whose seed stays with the client. ``spares``: by chance, some
+    steps are left as they were.
     """
+
+    spares: ClassVar[bool] = False
 
     def at_round(self, round_: int, client: int, cohort: Sequence[int]) -> Defense:
         """The defense as one client of a cohort uses it in one round (counted from 1): for
@@ -76,6 +79,15 @@ class Defense:
     ) -> tuple[Tensor, Tensor]:
         """Change one batch, images (B, 3, H, W) in [0, 1], before it is learned from."""
         return images, labels
+
+    def toss(self, model: nn.Module, rng: torch.Generator) -> None:
+        """Lay the client's coin where its model draws from it in the step to come; no other copy of
+        the model has one."""
+        return
+
+    def tossed(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
+        """What the coin changed inside the network in the step that was made, before and after."""
+        return None
 
     def penalty(self, model: nn.Module) -> Tensor | None:
         """A term of the client's loss beside that of the classification."""

@@ -104,7 +104,8 @@ def _channels(colour: Sequence[float], like: Tensor) -> Tensor:
 class Update:
     """What a client uploads: a gradient or a weight delta by parameter name, BN buffers where the
     protocol shares them, and how many examples stand behind it. ``moved``: how far the client's
-    training moved those buffers, for its defenses; it does not travel."""
+    training moved those buffers, and ``steps``: how many it took, for its defenses; they do not
+    travel."""
 
     kind: Upload
     tensors: dict[str, Tensor]
@@ -112,6 +113,7 @@ class Update:
     num_examples: int = 0
     loss: float = float("nan")
     moved: dict[str, Tensor] = field(default_factory=dict)
+    steps: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Upload(self.kind))
@@ -218,14 +220,20 @@ def learn(
         for step, (images, labels) in enumerate(batches):
             if optimizer is None and step:
                 raise FedsimError("a gradient upload is made of one batch, not of several.")
+            drawn = len(labels)  # a defense may show the model more
             for defense in defenses:
                 shown = (images, labels)
                 images, labels = defense.protect_batch(images, labels, model, rng)
                 if step == 0:
                     trail.note(defense, "batch", _payload(*shown), _payload(images, labels))
+            for defense in defenses:
+                defense.toss(model, rng)
             normalised = protocol.normalise(images)
             gradient, loss = _gradient(model, normalised, labels, trained, protocol, defenses)
             for defense in defenses:
+                inside = defense.tossed(model)
+                if step == 0 and inside is not None:
+                    trail.note(defense, "network", *inside)
                 other = defense.batch_gradient(model, normalised, labels, rng)
                 if other is not None:
                     trail.note(defense, "gradient", gradient, other)
@@ -237,8 +245,8 @@ def learn(
                 if step == 0 and protected is not gradient:
                     trail.note(defense, "gradient", gradient, protected)
                 gradient = protected
-            examples += len(labels)
-            loss_sum += loss * len(labels)
+            examples += drawn
+            loss_sum += loss * drawn
             if optimizer is not None:
                 for name, parameter in trained.items():
                     parameter.grad = gradient.get(name)
@@ -254,7 +262,8 @@ def learn(
         tensors = {n: p.detach() - before[n] for n, p in trained.items()}
     buffers = batchnorm_buffers(model) if shared else {}
     moved = {n: buffer - held[n].to(buffer.device) for n, buffer in buffers.items()}
-    update = Update(protocol.upload, tensors, buffers, examples, loss_sum / examples, moved)
+    about = (examples, loss_sum / examples, moved, len(batches))
+    update = Update(protocol.upload, tensors, buffers, *about)
     for defense in defenses:
         protected_update = defense.protect_update(update, rng)
         if protected_update is not update:
@@ -263,7 +272,7 @@ def learn(
                 trail.kept_back[f"{kept_by(defense)}{name}"] = tensor.detach()
         update = protected_update
     tensors = {n: t.detach() for n, t in update.tensors.items()}
-    return replace(update, tensors=stored(tensors, protocol.upload_dtype), moved={})
+    return replace(update, tensors=stored(tensors, protocol.upload_dtype), moved={}, steps=1)
 
 
 def kept_by(defense: Defense) -> str:

@@ -166,7 +166,7 @@ def _adapt(model: nn.Module, lora: Lora, seed: int) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:  # the latter for a layer inside another target
         said = str(error).strip().splitlines()[0]
         raise ModelError(f"train.lora does not fit a {type(model).__name__}: {said}.") from error
     model.to(device)

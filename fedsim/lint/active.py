@@ -44,7 +44,13 @@ def active_server(
             threat="F",
         )
         return
-    exact = facts.steps == 1 and all(finding.severity == "certain" for finding in pictures)
+    # A penalty on what is drawn inside the network lets the other pictures through (PRECODE).
+    blurred = any(
+        named.defense.spares or (named.acts_on("toss") and named.acts_on("penalty"))
+        for named in facts.defenses
+    )
+    certain = all(finding.severity == "certain" for finding in pictures)
+    exact = facts.steps == 1 and certain and not blurred
     more = "" if exact else " Several local steps and defenses blur it."
     if refusing:
         exact = False

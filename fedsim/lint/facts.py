@@ -35,7 +35,7 @@ from fedsim.lint.rehearsal import Rehearsal, rehearse
 
 SHALLOW = 2  # blocks of a ViT that are built
 LARGEST = 100_000_000  # parameters, beyond which no weights are made and nothing is rehearsed
-ACTS = ("protect_batch", "batch_gradient", "protect_gradient", "protect_update")
+ACTS = ("protect_batch", "toss", "batch_gradient", "protect_gradient", "protect_update")
 ASSUMED_CLASSES = 10  # where the data set is not on this machine
 
 
@@ -94,6 +94,11 @@ class NamedDefense:
         kinds = {type(self.defense), type(self.defense.at_round(1, 0, [0]))}
         return any(getattr(k, hook) is not getattr(Defense, hook) for k in kinds for hook in hooks)
 
+    @property
+    def by_chance(self) -> bool:
+        """Whether a coin may leave some batches as they are."""
+        return self.acts_on("protect_batch") or self.defense.spares
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -148,7 +153,7 @@ def gather(spec: Spec) -> Facts:
         classes=classes or ASSUMED_CLASSES,
         steps=(steps or 1) if images == 1 else 1,
         acting=any(named.acts_on(*ACTS) for named in named_defenses),
-        chance=any(named.acts_on("protect_batch") for named in named_defenses),
+        chance=any(named.by_chance for named in named_defenses),
     )
     rehearsal = rehearsed(form=tokens.form if tokens is not None and images == 1 else None)
     if tokens is not None and rehearsal.form == "patch_solve" and not rehearsal.exact:

@@ -144,7 +144,7 @@ def _severity(facts: Facts, determined: bool) -> Severity | None:
 
 
 def _by_chance(named_defenses: Sequence[NamedDefense]) -> bool:
-    return any(named.acts_on("protect_batch") for named in named_defenses)
+    return any(named.by_chance for named in named_defenses)
 
 
 def _sometimes_plain(facts: Facts) -> bool:
@@ -187,10 +187,12 @@ def bypassed(facts: Facts) -> Iterator[Finding]:
     if not _certain_picture(facts):
         return
     for named in facts.defenses:
-        if named.acts_on("protect_batch"):
+        if named.by_chance:
             rate = getattr(named.defense, "probability", None)
             share = f" (each batch is shuffled with probability {rate:g})" if rate else ""
             why = f"leaves some batches as they are{share}, and those come back exactly"
+        elif named.acts_on("toss"):
+            why = "draws inside the network, behind the gradients that the closed form reads"
         elif named.acts_on("prepare_model"):
             why = "takes parts out of training, and what remains still determines the picture"
         elif named.acts_on("protect_update", "protect_gradient"):
@@ -263,7 +265,7 @@ def batch_statistics(facts: Facts) -> Iterator[Finding]:
         return
     exact = facts.steps == 1
     how = (
-        "after one step, the mean and variance of the private batch at every layer follow exactly"
+        "after one step, the mean and variance of the batch as the model saw it follow exactly"
         if exact
         else "after several steps, a mixture of the batches' means and variances follows"
     )

@@ -48,5 +48,12 @@ def test_it_promises_nothing_and_hides_nothing() -> None:
     assert defense.encoded_bytes(update) is None
 
 
+def test_it_tosses_no_coin_and_spares_nothing() -> None:
+    defense = Defense()
+    assert defense.toss(model(), torch.Generator()) is None
+    assert defense.tossed(model()) is None
+    assert not defense.spares
+
+
 def _pictures() -> tuple[torch.Tensor, torch.Tensor]:
     return BATCH[0].view(2, 3, 1, 1), BATCH[1]

@@ -10,8 +10,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedsim.core.defense import Defense
 from fedsim.core.errors import FedsimError
-from fedsim.core.learning import Protocol, batchnorm_buffers, digest, local_update
+from fedsim.core.learning import (
+    Protocol,
+    Trail,
+    batchnorm_buffers,
+    digest,
+    learn,
+    local_update,
+)
 from fedsim.core.losses import Loss
 from fedsim.core.models import build_model
 from fedsim.core.optimizers import Schedule
@@ -208,6 +216,39 @@ def test_half_precision_is_repeated_to_the_last_bit_and_stays_near(vit, precisio
         assert torch.equal(stored.widened().tensors[name], full.tensors[name].to(tensor).float())
     assert full.widened() is full
     assert stored.nbytes() * 2 == full.nbytes()
+
+
+class Doubled(Defense):
+    """Shows the model every picture twice, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.tossed_with: list[torch.Generator] = []
+        self.steps = 0
+
+    def protect_batch(self, images, labels, model, rng):
+        return torch.cat([images, images]), torch.cat([labels, labels])
+
+    def toss(self, model, rng) -> None:
+        self.tossed_with.append(rng)
+
+    def tossed(self, model):
+        return {"a": torch.zeros(1)}, {"a": torch.ones(1)}
+
+    def protect_update(self, update, rng):
+        self.steps = update.steps
+        return update
+
+
+def test_pictures_count_once_however_often_a_defense_shows_them(vit) -> None:
+    coin, defense, trail = torch.Generator(), Doubled(), Trail()
+    told = {"defenses": [defense], "rng": coin}
+    update = learn(copy.deepcopy(vit), BATCHES, Protocol(upload="delta"), trail=trail, **told)
+    assert update.num_examples == 4
+    assert defense.tossed_with == [coin, coin]  # before each step, by the client's own coin
+    assert defense.steps == 2
+    assert [e["stage"] for e in trail.entries] == ["batch", "network"]
+    plain = local_update(vit, BATCHES, Protocol(upload="delta"))
+    assert update.loss == pytest.approx(plain.loss, rel=1e-5)
 
 
 def test_a_model_of_which_nothing_is_trained_is_told_in_a_sentence() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fedsim.lint import rules
 from fedsim.lint.rules import NAMES, RULES
 from fedsim.scoring.recovery import RECOVERED_DB
@@ -50,6 +52,42 @@ def test_a_defense_is_called_bypassed_only_where_the_picture_comes_back() -> Non
     assert "clipping" in clipped.reason
     assert not linted(defended("gaussian_noise")).of("bypassed-defense")
     assert not linted(defended("clipping"), "train.batch_size=4").of("bypassed-defense")
+
+
+@pytest.mark.parametrize("name", ["dropout", "precode"])
+def test_what_is_drawn_inside_the_network_does_not_hide_a_picture(name: str) -> None:
+    result = linted(defended(name))
+    assert severities(result, "exact-inversion") == ["certain"]
+    (bypassed,) = result.of("bypassed-defense")
+    assert f"{name} draws inside the network" in bypassed.reason
+    assert not result.of("random-training")  # its replay follows
+    active = linted(defended(name), "threat=F", "server.manoeuvre.name=fishing")
+    wanted = {"dropout": "certain", "precode": "likely"}[name]
+    assert severities(active, "active-server") == [wanted]
+
+
+@pytest.mark.parametrize("name", ["oasis", "percentile_privacy", "svt_privacy"])
+def test_defenses_that_end_exactness_are_not_called_bypassed(name: str) -> None:
+    result = linted(defended(name))
+    assert not predicts_exact(result)
+    assert not result.of("bypassed-defense")
+    (note,) = result.of("exactness-ended")
+    assert f"{name} is all that hides it" in note.reason
+
+
+def test_a_defense_that_spares_some_steps_is_bypassed_in_those() -> None:
+    (bypassed,) = linted(defended("censor")).of("bypassed-defense")
+    assert "censor leaves some batches as they are" in bypassed.reason
+    always = linted(defended({"name": "censor", "otherwise": "best"}))
+    assert not always.of("bypassed-defense")
+    assert not predicts_exact(always)
+
+
+@pytest.mark.parametrize("name", ["censor", "dropout", "precode"])
+def test_a_chain_of_layers_is_not_claimed_under_them(name: str) -> None:
+    plain = ("model={name: convnet}", "model.options={}")
+    assert linted(*plain).of("layer-by-layer")
+    assert not linted(*plain, defended(name)).of("layer-by-layer")
 
 
 def test_what_alone_ends_exactness_is_named() -> None:
