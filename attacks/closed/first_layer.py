@@ -117,4 +117,3 @@ def _is_relu(twin: nn.Module, layer: nn.Module, picture: Tensor) -> bool:
     if bool(flows[off].any()) or not bool((~off).any()):
         return False
     return float(flows[~off].double().mean()) > _FLOWS
-

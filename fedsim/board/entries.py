@@ -24,9 +24,9 @@ from fedsim.board.records import Record, read_records
 from fedsim.core.errors import DamagedError, FedsimError, RunError
 from fedsim.core.reading import read_file
 from fedsim.core.run import Run
+from fedsim.core.run.paths import ENVELOPE
 from fedsim.core.spec import Spec
 
-ENVELOPE = "envelope.csv"  # of a run: its suite's worst case, picture by picture
 BENCH, CELLS, CELLS_TABLE = "bench.json", "cells", "cells.csv"
 PLACE = ["round", "client", "image"]
 TRIES = ("attack", "trial", "picked", "picked_trial", "picture")
