@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from fedsim.attacks import code_of, create_attack
-from fedsim.attacks.evidence import evidence_of
+from fedsim.attacks.fit import fit_of
 from fedsim.attacks.generators import load_generator
 from fedsim.campaign.seen import isolated_in, read_from, read_seen
 from fedsim.core.attack import (
-    Evidence,
+    Fit,
     Learner,
     Lesson,
     Progress,
@@ -125,7 +125,7 @@ def spared_by(job: Job) -> str | None:
                 result = Reconstruction.load(path)
             except RunError:
                 continue
-            if result.evidence is not None and result.evidence.is_exact:
+            if result.fit is not None and result.fit.is_exact:
                 return path.parents[1].name
     return None
 
@@ -304,7 +304,7 @@ def perform(
         result.notes += [found.words] if found is not None and found.words else []
         _check(result, observation)
         if job.judged:
-            result.evidence = _weighed(result, observation, handout, secrets, device)
+            result.fit = _weighed(result, observation, handout, secrets, device)
     result.seconds = time.perf_counter() - began
     result.ledger, result.observation = list(ledger), observation.checksum
     result.made_by, result.code = job.digest(handout.seed), code_of(job.attack.name)
@@ -317,7 +317,7 @@ def _weighed(
     handout: Handout,
     secrets: Secrets,
     device: torch.device,
-) -> Evidence | None:
+) -> Fit | None:
     """What a result explains of the update, by a View of its own: the attack did not read that, and
     its ledger says what its pictures rest on."""
     found = isolated_in(observation, handout.granted)
@@ -325,7 +325,7 @@ def _weighed(
         return None
     view = _view(observation, handout, Desk(), secrets, isolated=found)
     with sealed():
-        return evidence_of(view, result, device)
+        return fit_of(view, result, device)
 
 
 def _nothing_left(observation: Observation, found: Isolated) -> Reconstruction:

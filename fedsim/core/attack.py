@@ -35,7 +35,7 @@ EXACT = 1e-6  # of one minus a cosine: a thousandth of a layer's length
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Fit:
     """How well a reconstruction explains the update, without the truth: one minus the cosine of
     what it would have given and what was observed, the mean over layers and the worst of them.
     ``complete``: it stands for all pictures behind the update."""
@@ -70,7 +70,7 @@ class Reconstruction:
     film: dict[int, Tensor] = field(default_factory=dict)
     features: Tensor | None = None
     observation: str = ""  # the checksum of what it was made from
-    evidence: Evidence | None = None  # where somebody asked for it
+    fit: Fit | None = None  # where somebody asked for it
     made_by: str = ""  # a hash of the job that made it: attack, parameters, trial and seed
     code: str = ""  # a hash of the attack's source, where its author is not us
 
@@ -89,7 +89,7 @@ class Reconstruction:
             "ledger": self.ledger,
             "seconds": self.seconds,
             "observation": self.observation,
-            "evidence": None if self.evidence is None else asdict(self.evidence),
+            "fit": None if self.fit is None else asdict(self.fit),
             "made_by": self.made_by,
             "code": self.code,
         }
@@ -140,7 +140,7 @@ class _About(BaseModel):
     ledger: list[str]
     seconds: float
     observation: str = ""
-    evidence: Evidence | None = None
+    fit: Fit | None = None
     made_by: str = ""
     code: str = ""
 

@@ -17,7 +17,7 @@ import pandas as pd
 from fedsim.campaign.jobs import Job
 from fedsim.campaign.plan import baseline_label, roles, victims
 from fedsim.campaign.suites import Role, cast_of
-from fedsim.core.attack import Evidence
+from fedsim.core.attack import Fit
 from fedsim.core.metrics import METRICS
 from fedsim.core.run import Run
 from fedsim.core.spec import Spec
@@ -42,10 +42,10 @@ _ORDER = ["LEAKS", "PARTIAL", "MIS-SPECIFIED", "INCOMPLETE", "NOT RECOVERED", "N
 
 @dataclass(frozen=True)
 class Weighed:
-    """One finished try of a member and its evidence."""
+    """One finished try of a member and how well it fits."""
 
     job: Job
-    evidence: Evidence
+    fit: Fit
 
 
 def envelope_of(run: Run, jobs: list[Job], scores: pd.DataFrame) -> pd.DataFrame:
@@ -82,12 +82,12 @@ def marked(scores: pd.DataFrame, envelope: pd.DataFrame) -> pd.DataFrame:
 
 
 def weighed(run: Run, jobs: Iterable[Job], played: Mapping[str, Role]) -> list[Weighed]:
-    """The finished tries of members whose evidence is known, the cheaper first."""
+    """The finished tries of members whose fit is known, the cheaper first."""
     chosen = [job for job in jobs if job.judged and not _is_sample(played, job)]
     return [
-        Weighed(job, result.evidence)
+        Weighed(job, result.fit)
         for job, result in results_of(chosen, run.spec.seed)
-        if result.evidence is not None
+        if result.fit is not None
     ]
 
 
@@ -100,7 +100,7 @@ def _picked_rows(own: pd.DataFrame, tries: Iterable[Weighed]) -> pd.DataFrame:
     best: dict[tuple[int, int], Weighed] = {}
     for one in tries:
         victim = (one.job.round, one.job.client)
-        if victim not in best or one.evidence.distance < best[victim].evidence.distance:
+        if victim not in best or one.fit.distance < best[victim].fit.distance:
             best[victim] = one
     rows = []
     for victim, each in own.groupby(VICTIM, sort=False):

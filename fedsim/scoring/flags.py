@@ -88,7 +88,7 @@ def _no_better(
     guess: dict[tuple[int, int], float] = {}
     best: dict[tuple[int, int], float] = {}
     for one in tries:
-        victim, distance = (one.job.round, one.job.client), one.evidence.distance
+        victim, distance = (one.job.round, one.job.client), one.fit.distance
         if one.job.label == baseline:
             guess[victim] = distance
         elif one.job.label in searches:

@@ -9,7 +9,7 @@ import pytest
 
 from fedsim.audit.stages import audit, conclude
 from fedsim.campaign.plan import jobs_of, victims
-from fedsim.core.attack import Evidence, Reconstruction
+from fedsim.core.attack import Fit, Reconstruction
 from fedsim.core.run import Run
 from fedsim.scoring.envelope import envelope_of, excused_tries
 from tests.brief_suite import brief
@@ -33,7 +33,7 @@ def _judged(run: Run, member: str, client: int, distance: float) -> None:
     for job in jobs_of(run, run.spec, victims(run.spec)):
         if (job.label, job.client) == (member, client):
             result = Reconstruction.load(job.result)
-            result.evidence = Evidence(distance, distance, complete=True)
+            result.fit = Fit(distance, distance, complete=True)
             result.save(job.result)
 
 
@@ -109,8 +109,8 @@ def test_a_false_proof_is_told(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_pa
     """A reconstruction that seems to explain everything, and is grey."""
     brief(monkeypatch)
     spec = small_spec(*TINY, "attacks=standard", NOISE, "audit.gallery=0", "seed=2")
-    claimed = lambda view, result, device: Evidence(0.0, 0.0, complete=True)  # noqa: E731
-    monkeypatch.setattr("fedsim.campaign.jobs.evidence_of", claimed)
+    claimed = lambda view, result, device: Fit(0.0, 0.0, complete=True)  # noqa: E731
+    monkeypatch.setattr("fedsim.campaign.jobs.fit_of", claimed)
     suite = audit(spec, tmp_path / "run").summary["suite"]
     assert "proof" in {flag["flag"] for flag in suite["flags"]}
     assert any(member["spared"] for member in suite["members"])

@@ -11,7 +11,7 @@ import pytest
 from fedsim.attacks.suites import Member, suite_called
 from fedsim.campaign.jobs import Job
 from fedsim.campaign.suites import Cast, Role
-from fedsim.core.attack import Evidence
+from fedsim.core.attack import Fit
 from fedsim.core.sections import SUITES
 from fedsim.core.spec import Component
 from fedsim.scoring.envelope import Weighed
@@ -39,7 +39,7 @@ def _scores(**psnr: float) -> pd.DataFrame:
 
 def _weighed(attack: str, distance: float) -> Weighed:
     job = Job(Path(), Path(), 1, 0, Component(name=attack.replace(" ", "_")), attack, 0)
-    return Weighed(job, Evidence(distance, distance, complete=True))
+    return Weighed(job, Fit(distance, distance, complete=True))
 
 
 def _flags(

@@ -1,4 +1,4 @@
-"""Evidence: how well a reconstruction explains the update, as the attacker itself can tell.
+"""Fit: how well a reconstruction explains the update, as the attacker itself can tell.
 
 The pictures are put through the model as the attacker simulates its client, and what that gives is
 compared with the update, layer by layer, by direction. One cosine over all layers would hear the
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from fedsim.attacks.matching import MatchingAttack, Objective, Problem
 from fedsim.attacks.matching.objectives import Distance, Target, objective_of
-from fedsim.core.attack import Evidence, Reconstruction
+from fedsim.core.attack import Fit, Reconstruction
 from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.knowledge import View
 
 FAINT = 1e-5  # of the update's norm: a smaller layer may be rounding, and proves nothing
 
 
-def evidence_of(view: View, result: Reconstruction, device: torch.device) -> Evidence | None:
+def fit_of(view: View, result: Reconstruction, device: torch.device) -> Fit | None:
     """How well ``result`` explains what the view shows; None where that cannot be simulated."""
     if not len(result.images) or not {"update", "architecture", "weights"} <= view.granted:
         return None
@@ -41,7 +41,7 @@ def evidence_of(view: View, result: Reconstruction, device: torch.device) -> Evi
         task.matcher.value(images[None].float(), labels[None])
     except (AttackError, ModelError):
         return None
-    return listener.evidence(complete=len(result.images) >= problem.count)
+    return listener.fit(complete=len(result.images) >= problem.count)
 
 
 def _as_many_as(count: int, images: Tensor) -> Tensor:
@@ -68,11 +68,11 @@ class _Listener:
             self.cosines.append((cosine, (t.square().sum() / whole).sqrt()))
         return objective_of("cosine")(gradients, target)
 
-    def evidence(self, *, complete: bool) -> Evidence | None:
+    def fit(self, *, complete: bool) -> Fit | None:
         told = [1 - float(cosine) for cosine, share in self.cosines if float(share) > FAINT]
         if not told or not all(map(_is_number, told)):
             return None
-        return Evidence(sum(told) / len(told), max(told), complete)
+        return Fit(sum(told) / len(told), max(told), complete)
 
 
 def _is_number(value: float) -> bool:

@@ -1,4 +1,4 @@
-"""Evidence: what a reconstruction explains of an update, without the truth."""
+"""Fit: what a reconstruction explains of an update, without the truth."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.attacks.evidence import evidence_of
+from fedsim.attacks.fit import fit_of
 from fedsim.audit.stages import federate
 from fedsim.campaign.jobs import Handout, _view
-from fedsim.core.attack import EXACT, Evidence, Reconstruction
+from fedsim.core.attack import EXACT, Fit, Reconstruction
 from fedsim.core.knowledge import Desk, View
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, list_observations
@@ -43,13 +43,13 @@ def _seen(tmp_path: Path, *overrides: str) -> tuple[View, Tensor, Tensor]:
 )
 def test_the_true_pictures_are_exact_and_others_are_not(tmp_path: Path, protocol: str) -> None:
     view, images, labels = _seen(tmp_path, "train.evaluate=false", protocol)
-    found = evidence_of(view, Reconstruction(images, labels), CPU)
+    found = fit_of(view, Reconstruction(images, labels), CPU)
     assert found is not None
     assert found.worst < EXACT
     assert found.is_exact
     faint = (images + 0.02 * torch.randn(images.shape)).clamp(0, 1)
-    near = evidence_of(view, Reconstruction(faint, labels), CPU)
-    grey = evidence_of(view, Reconstruction(torch.full_like(images, 0.5), labels), CPU)
+    near = fit_of(view, Reconstruction(faint, labels), CPU)
+    grey = fit_of(view, Reconstruction(torch.full_like(images, 0.5), labels), CPU)
     assert near is not None
     assert grey is not None
     assert not near.is_exact
@@ -58,7 +58,7 @@ def test_the_true_pictures_are_exact_and_others_are_not(tmp_path: Path, protocol
 
 def test_a_part_of_the_batch_is_never_exact(tmp_path: Path) -> None:
     view, images, labels = _seen(tmp_path, "train.batch_size=2")
-    found = evidence_of(view, Reconstruction(images[:1], labels), CPU)
+    found = fit_of(view, Reconstruction(images[:1], labels), CPU)
     assert found is not None
     assert not found.complete
     assert not found.is_exact
@@ -67,20 +67,20 @@ def test_a_part_of_the_batch_is_never_exact(tmp_path: Path) -> None:
 def test_what_was_uploaded_under_noise_is_never_explained_in_full(tmp_path: Path) -> None:
     noise = "defenses=[{name: gaussian_noise, std: 0.1, relative: true}]"
     view, images, labels = _seen(tmp_path, noise)
-    found = evidence_of(view, Reconstruction(images, labels), CPU)
+    found = fit_of(view, Reconstruction(images, labels), CPU)
     assert found is not None
     assert not found.is_exact
     assert found.distance < 0.5
 
 
-def test_a_result_without_pictures_has_no_evidence(tmp_path: Path) -> None:
+def test_a_result_without_pictures_has_no_fit(tmp_path: Path) -> None:
     view, images, _ = _seen(tmp_path)
     nothing = Reconstruction(images[:0], features=torch.zeros(1, 4))
-    assert evidence_of(view, nothing, CPU) is None
+    assert fit_of(view, nothing, CPU) is None
 
 
-def test_evidence_is_kept_with_a_result(tmp_path: Path) -> None:
-    evidence = Evidence(0.25, 0.5, complete=True)
+def test_a_fit_is_kept_with_a_result(tmp_path: Path) -> None:
+    fit = Fit(0.25, 0.5, complete=True)
     path = tmp_path / "result.safetensors"
-    Reconstruction(torch.zeros(1, 3, 8, 8), evidence=evidence).save(path)
-    assert Reconstruction.load(path).evidence == evidence
+    Reconstruction(torch.zeros(1, 3, 8, 8), fit=fit).save(path)
+    assert Reconstruction.load(path).fit == fit
