@@ -20,6 +20,7 @@ from fedsim.campaign.jobs import Handout, Job
 from fedsim.campaign.plan import (
     Plan,
     after_lessons,
+    awaits_rounds,
     baseline_label,
     jobs_of,
     labelled_attacks,
@@ -55,6 +56,7 @@ from fedsim.federation.strategy import AdversarialStrategy
 from fedsim.scoring.budgets import budgets
 from fedsim.scoring.identification import identification_of
 from fedsim.scoring.lineup import chances
+from fedsim.scoring.membership import TABLE, add_membership, membership_of
 from fedsim.scoring.scores import failures, results_of, score_jobs
 from fedsim.scoring.statistics import compare, over_rounds, population
 from fedsim.scoring.unscored import name_misdeclared, unscored, witnessed
@@ -119,8 +121,9 @@ def _attack(plan: Plan, run: Run, watch: Watch) -> None:
                 drop_unusable(run, job)
                 pool.submit(after_lessons(job, run.learned.absolute(), len(observed)))
 
-    # One of the uploads that a cohort masked together means nothing before all are there.
-    together = masking(spec) is not None
+    # One of the uploads that a cohort masked together means nothing before all are there, nor is
+    # what an attack makes of the others the same whenever it is asked.
+    together = masking(spec) is not None or awaits_rounds(spec)
 
     def capture(round_: int, client: int) -> None:
         if not together:
@@ -192,6 +195,9 @@ def conclude(
             _classes(run),
             unscored=unscored(run, jobs) if spec.captured is not None and not scored else None,
         )
+        if len(told := membership_of(run, jobs)):
+            run.write_table(TABLE, told)
+            add_membership(verdicts, told)
         if spec.captured is not None:
             name_misdeclared(run, scores, verdicts)
         guesses = {e["attack"] for e in verdicts if not e.get("looked", True)} - {baseline}

@@ -1,0 +1,111 @@
+"""Who was in the batch: how well an update tells, and what of that is a mere reading of labels.
+
+    python -m experiments.membership [--cifar10 PATH] [--victims 8] [--only NAME ...]
+
+One update of an untrained ViT for each victim, in each case with something else in it. Printed are
+the areas under the ROC curve with their 95 % intervals: beside others that have exactly the batch's
+labels, beside others with any, and what the labels alone give beside those; then, as a control, the
+first of these where every list is judged by the update of another client. With --cifar10 the
+pictures are CIFAR-10's (docs/data.md says what PATH may be), else the built-in photos.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedsim.audit.stages import audit
+from fedsim.campaign.candidates import ANY, MATCHED, MEMBER
+from fedsim.campaign.granted_truth import listed_for, secrets_of
+from fedsim.campaign.jobs import Handout, Job, perform
+from fedsim.campaign.plan import jobs_of, load_surrogate, victims
+from fedsim.core.candidates import SCORES
+from fedsim.core.run import Run
+from fedsim.core.spec import Component, Spec, load_spec
+from fedsim.scoring.membership import described
+
+LOCAL = "train={upload: delta, batch_size: 16, lr: 0.01}"
+SHARED = "threat={model: D, surrogate: {name: photos}, candidates: 16}"
+CASES: dict[str, list[str]] = {
+    "gradient": [],
+    "gradient, no other updates": ["attacks=[{name: membership, others: 0}]"],
+}
+
+
+def spec_of(case: str, victims: int, cifar10: Path | None, extra: list[str]) -> Spec:
+    data: dict[str, Any] = {"name": "photos", "image_size": 32, "clients": victims}
+    if cifar10 is not None:
+        data |= {"name": "cifar10", "path": str(cifar10), "clients": 64}
+    base = [
+        "name=membership",
+        f"data={json.dumps(data)}",
+        "model={name: vit_tiny_patch16_224, options: {patch_size: 4}}",
+        "train={batch_size: 16, lr: 0.05, rounds: 1, evaluate: false}",
+        f"train.clients_per_round={victims}",
+        "threat={model: C, candidates: 16}",
+        "attacks=[{name: membership}]",
+        "audit.gallery=0",
+        "engine={kind: inline, device: auto}",
+    ]
+    return load_spec({}, [*base, *CASES[case], *extra])
+
+
+def crossed(run: Run) -> pd.DataFrame:
+    """What the attack says of every list when it is shown the update of another client, and no
+    further ones: one of those would be the list's own."""
+    spec, rows = run.spec, []
+    jobs = [job for job in jobs_of(run, spec, victims(spec)) if not job.attack.is_baseline]
+    handout = Handout(spec.threat, spec.seed, spec.engine.device, load_surrogate(spec))
+    secrets = secrets_of(spec, run)
+    for job, other in zip(jobs, [*jobs[1:], jobs[0]], strict=True):
+        there = listed_for(run, other)
+        result = perform(_alone(job), handout, secrets(other))
+        assert result.membership is not None
+        for at, said in enumerate(result.membership.tolist()):
+            about = {"round": other.round, "client": other.client, "trial": 0, "candidate": at}
+            about |= {"stratum": there.strata[at], "digest": there.digests[at]}
+            about["member"] = int(there.strata[at] == MEMBER)
+            rows.append({**about, **dict(zip(SCORES, said, strict=False))})
+    return pd.DataFrame(rows)
+
+
+def _alone(job: Job) -> Job:
+    params = {**job.attack.params, "others": 0}
+    return replace(job, attack=Component(name=job.attack.name, **params))
+
+
+def cell(area: dict[str, Any] | None) -> str:
+    return "-" if area is None else f"{area['auc']:.3f} [{area['low']:.3f}, {area['high']:.3f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cifar10", type=Path, default=None)
+    parser.add_argument("--victims", type=int, default=8)
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of every spec")
+    asked = parser.parse_args()
+    print("| case | same labels | any labels | labels alone | another's update |")
+    print(f"|{'---|' * 5}")
+    for name in asked.only:
+        with tempfile.TemporaryDirectory() as folder:
+            spec = spec_of(name, asked.victims, asked.cifar10, asked.set)
+            run = audit(spec, Path(folder) / "run")
+            entry = next(v for v in run.summary["verdicts"] if v["attack"] == "membership")
+            if "membership" not in entry:
+                raise SystemExit(entry["words"])
+            found = entry["membership"]
+            control = described(crossed(run))[MATCHED]
+        alone = found["label_only"][ANY]
+        cells = [cell(one) for one in (found[MATCHED], found[ANY], alone, control)]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
