@@ -2,7 +2,7 @@
 
 Whoever asks for it, grants or not, asks about observations of the run at hand and of no other.
 
-True labels, a list in which the batch's pictures hide among others, and its own BatchNorm statistics
+True labels, a list in which the batch's pictures hide among others, and its BatchNorm statistics
 are knowledge like any other: handed over in the View where the threat section grants them, and
 named in the report.
 """
