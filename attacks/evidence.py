@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-RIDGE = 0.05  # of the mean squared size of a reference's gradient
+RIDGE = 0.02  # of the mean squared size of a reference's gradient
 _TRUST = 4  # other updates, which weigh as much as the references do
 
 

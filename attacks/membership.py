@@ -57,10 +57,10 @@ class Membership(Attack):
         }
     )
 
-    references: Annotated[int, Field(ge=2)] = 96
-    own: Count = 8
+    references: Annotated[int, Field(ge=2)] = 192
+    own: Count = 16
     others: Count = 8
-    numbers: Annotated[int, Field(ge=1)] = 2**21
+    numbers: Annotated[int, Field(ge=1)] = 2**20
     adaptive: bool = True
 
     @property

@@ -1,12 +1,12 @@
 """Who was in the batch: how well an update tells, and what of that is a mere reading of labels.
 
-    python -m experiments.membership [--cifar10 PATH] [--victims 8] [--only NAME ...]
+    python -m experiments.membership --cifar10 PATH --own PATH [--victims 8] [--only NAME ...]
 
-One update of an untrained ViT for each victim, in each case with something else in it. Printed are
-the areas under the ROC curve with their 95 % intervals: beside others that have exactly the batch's
-labels, beside others with any, and what the labels alone give beside those; then, as a control, the
-first of these where every list is judged by the update of another client. With --cifar10 the
-pictures are CIFAR-10's (docs/data.md says what PATH may be), else the built-in photos.
+One update of 16 pictures from an untrained ViT for each victim, in each case with something else
+about it. Printed are the areas under the ROC curve with their 95 % intervals: beside others that
+have exactly the batch's labels, beside others with any, and what the labels alone give beside
+those; with --control also the first of these where every list is judged by another client's update.
+--cifar10 is what docs/data.md says, --own a tree or zip of pictures that are not the clients'.
 """
 
 from __future__ import annotations
@@ -30,30 +30,35 @@ from fedsim.core.run import Run
 from fedsim.core.spec import Component, Spec, load_spec
 from fedsim.scoring.membership import described
 
-LOCAL = "train={upload: delta, batch_size: 16, lr: 0.01}"
-SHARED = "threat={model: D, surrogate: {name: photos}, candidates: 16}"
+DELTA = "train.upload=delta"
 CASES: dict[str, list[str]] = {
-    "gradient": [],
-    "gradient, no other updates": ["attacks=[{name: membership, others: 0}]"],
+    "one gradient": [],
+    "no other updates": ["attacks=[{name: membership, others: 0}]"],
+    "no pictures of its own": ["threat.surrogate=null"],
+    "four local steps of 4": [DELTA, "train.local_steps=4", "train.batch_size=4", "train.lr=0.01"],
+    "embeddings and head": ["train.trainable=[patch_embed, pos_embed, head]"],
+    "top 10 %": ["defenses=[{name: top_k, ratio: 0.1}]"],
+    "noise 0.001": ["defenses=[{name: gaussian_noise, std: 0.001}]"],
 }
 
 
-def spec_of(case: str, victims: int, cifar10: Path | None, extra: list[str]) -> Spec:
-    data: dict[str, Any] = {"name": "photos", "image_size": 32, "clients": victims}
-    if cifar10 is not None:
-        data |= {"name": "cifar10", "path": str(cifar10), "clients": 64}
+def spec_of(case: str, asked: argparse.Namespace) -> Spec:
+    data = {"name": "cifar10", "path": str(asked.cifar10), "clients": 64, "image_size": 32}
+    own = {"name": "imagefolder", "path": str(asked.own)}
+    threat = {"model": "D", "surrogate": own, "candidates": 16}
     base = [
         "name=membership",
         f"data={json.dumps(data)}",
         "model={name: vit_tiny_patch16_224, options: {patch_size: 4}}",
         "train={batch_size: 16, lr: 0.05, rounds: 1, evaluate: false}",
-        f"train.clients_per_round={victims}",
-        "threat={model: C, candidates: 16}",
+        f"train.clients_per_round={max(asked.victims, 9)}",
+        f"audit.victims={asked.victims}",
+        f"threat={json.dumps(threat)}",
         "attacks=[{name: membership}]",
         "audit.gallery=0",
-        "engine={kind: inline, device: auto}",
+        "engine={kind: inline, device: auto, job_silence: 3600}",
     ]
-    return load_spec({}, [*base, *CASES[case], *extra])
+    return load_spec({}, [*base, *CASES[case], *asked.set])
 
 
 def crossed(run: Run) -> pd.DataFrame:
@@ -86,8 +91,10 @@ def cell(area: dict[str, Any] | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cifar10", type=Path, default=None)
+    parser.add_argument("--cifar10", type=Path, required=True)
+    parser.add_argument("--own", type=Path, required=True, help="pictures of the attacker's own")
     parser.add_argument("--victims", type=int, default=8)
+    parser.add_argument("--control", action="store_true", help="judge by others' updates, too")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of every spec")
     asked = parser.parse_args()
@@ -95,13 +102,12 @@ def main() -> None:
     print(f"|{'---|' * 5}")
     for name in asked.only:
         with tempfile.TemporaryDirectory() as folder:
-            spec = spec_of(name, asked.victims, asked.cifar10, asked.set)
-            run = audit(spec, Path(folder) / "run")
+            run = audit(spec_of(name, asked), Path(folder) / "run")
             entry = next(v for v in run.summary["verdicts"] if v["attack"] == "membership")
             if "membership" not in entry:
                 raise SystemExit(entry["words"])
             found = entry["membership"]
-            control = described(crossed(run))[MATCHED]
+            control = described(crossed(run))[MATCHED] if asked.control else None
         alone = found["label_only"][ANY]
         cells = [cell(one) for one in (found[MATCHED], found[ANY], alone, control)]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)

@@ -2,7 +2,7 @@
 
 spec.yaml run.json run.lock rounds.csv events.jsonl checkpoint.safetensors
 observations/ vault/ spool/ reconstructions/ learned/ offline/ positions/ canaries.json
-scores.csv scores.parquet summary.json report.html report-redacted.html grid.png
+scores.csv scores.parquet membership.csv summary.json report.html report-redacted.html grid.png
 capture.json messages.jsonl             where the federation was somebody else's app
 
     observations/round-0001/weights.safetensors, .json       what was sent, once for the round
