@@ -107,16 +107,19 @@ class Membership(Attack):
 
     def _rounds(self, view: View) -> Iterator[list[View]]:
         """This view with others of the same weights; then those of other rounds, the latest
-        first, until there are enough."""
+        first, until there are enough. The client's own other updates may be of the same pictures,
+        and so is the sum of a cohort, which is all that is seen of any of its members."""
         left = self.others if view.grants("traffic") else 0
         addresses = view.traffic.addresses if left else ()
         rounds = sorted({round_ for round_, _ in addresses} | {view.round}, reverse=True)
         for round_ in sorted(rounds, key=lambda number: number != view.round):
             there = [view] if round_ == view.round else []
             for address in addresses:
-                if left and address[0] == round_ and address != (view.round, view.client):
+                if left and address[0] == round_ and address[1] != view.client:
                     other = view.traffic.open(*address)
-                    if not there or _same(other.weights, there[0].weights):
+                    if (not there or _same(other.weights, there[0].weights)) and not _same(
+                        other.update.tensors, view.update.tensors
+                    ):
                         there.append(other)
                         left -= 1
             if there:

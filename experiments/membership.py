@@ -56,7 +56,7 @@ def spec_of(case: str, asked: argparse.Namespace) -> Spec:
         f"threat={json.dumps(threat)}",
         "attacks=[{name: membership}]",
         "audit.gallery=0",
-        "engine={kind: inline, device: auto, job_silence: 3600}",
+        "engine={kind: inline, device: auto}",
     ]
     return load_spec({}, [*base, *CASES[case], *asked.set])
 

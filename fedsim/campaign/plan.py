@@ -288,12 +288,12 @@ def observed_rounds(spec: Spec) -> list[int]:
 
 
 def awaits_rounds(spec: Spec) -> bool:
-    """Whether an attack reads the traffic of the round it attacks: asked before that is over, it
-    would see whatever had come in by then."""
+    """Whether an attack weighs an update against the others of its round, as those do that tell
+    members: asked before the round is over, it would see whatever had come in by then."""
+    granted = granted_by(spec.threat)
     attacks = [create_attack(c.name, **c.params) for _, c in labelled_attacks(spec)]
-    return any(
-        reads_traffic(attack, granted_by(spec.threat)) and traits_of(attack).learner is None
-        for attack in attacks
+    return CANDIDATES in granted and any(
+        CANDIDATES in needs_of(attack) and reads_traffic(attack, granted) for attack in attacks
     )
 
 

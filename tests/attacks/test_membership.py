@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -17,7 +18,7 @@ from fedsim.campaign.jobs import Handout, Job, perform
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.candidates import Candidates
 from fedsim.core.errors import AttackError, NotGranted
-from fedsim.core.knowledge import Secrets
+from fedsim.core.knowledge import Secrets, Traffic
 from fedsim.core.run import Run
 from fedsim.core.spec import Component
 from fedsim.scoring.membership import table_of
@@ -87,6 +88,27 @@ def test_updates_of_others_are_weighed_against(run: Run) -> None:
     assert not torch.allclose(alone, beside)
     assert "traffic" in Membership(others=1).uses
     assert "traffic" not in Membership(others=0).uses
+
+
+def test_neither_the_clients_other_updates_nor_the_sum_it_is_in_are_others() -> None:
+    def seen(round_: int, client: int, update: float) -> SimpleNamespace:
+        tensors = {"w": torch.tensor([update])}
+        weights = {"w": torch.tensor([float(round_)])}
+        update_ = SimpleNamespace(tensors=tensors)
+        return SimpleNamespace(round=round_, client=client, weights=weights, update=update_)
+
+    views = [seen(1, 0, 1.0), seen(1, 1, 2.0), seen(2, 0, 3.0), seen(2, 1, 4.0), seen(2, 2, 3.0)]
+    known = {(view.round, view.client): view for view in views}
+    traffic = Traffic(tuple(known), lambda round_, client: known[round_, client])
+    own = known[2, 0]
+    own.traffic, own.grants = traffic, lambda name: name == "traffic"
+    chosen = list(Membership(others=8)._rounds(own))
+    assert [[(v.round, v.client) for v in views] for views in chosen] == [
+        [(2, 0), (2, 1)],
+        [(1, 1)],
+    ]
+    assert [len(views) for views in Membership(others=1)._rounds(own)] == [2]
+    assert [len(views) for views in Membership(others=0)._rounds(own)] == [1]
 
 
 def test_without_a_list_there_is_nothing_to_say(run: Run, tmp_path: Path) -> None:
