@@ -81,5 +81,10 @@ class Gradients:
 
     def of_all(self, pictures: Tensor, labels: Tensor) -> Tensor:
         """Those of several pictures, (B, n)."""
-        each = zip(pictures, labels.tolist(), strict=True)
-        return torch.stack([self.of_one(picture, label) for picture, label in each])
+        rows = torch.empty(0)
+        for at, (picture, label) in enumerate(zip(pictures, labels.tolist(), strict=True)):
+            found = self.of_one(picture, label)
+            if at == 0:  # filled in place: many of them take room
+                rows = found.new_empty(len(pictures), len(found))
+            rows[at] = found
+        return rows

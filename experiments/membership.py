@@ -37,7 +37,7 @@ CASES: dict[str, list[str]] = {
     "no pictures of its own": ["threat.surrogate=null"],
     "four local steps of 4": [DELTA, "train.local_steps=4", "train.batch_size=4", "train.lr=0.01"],
     "embeddings and head": ["train.trainable=[patch_embed, pos_embed, head]"],
-    "top 10 %": ["defenses=[{name: top_k, ratio: 0.1}]"],
+    "top 10 %": ["defenses=[{name: top_k, sparsity: 0.9}]"],
     "noise 0.001": ["defenses=[{name: gaussian_noise, std: 0.001}]"],
 }
 
@@ -73,8 +73,8 @@ def crossed(run: Run) -> pd.DataFrame:
         result = perform(_alone(job), handout, secrets(other))
         assert result.membership is not None
         for at, said in enumerate(result.membership.tolist()):
-            about = {"round": other.round, "client": other.client, "trial": 0, "candidate": at}
-            about |= {"stratum": there.strata[at], "digest": there.digests[at]}
+            about: dict[str, Any] = {"round": other.round, "client": other.client, "trial": 0}
+            about |= {"candidate": at, "stratum": there.strata[at], "digest": there.digests[at]}
             about["member"] = int(there.strata[at] == MEMBER)
             rows.append({**about, **dict(zip(SCORES, said, strict=False))})
     return pd.DataFrame(rows)

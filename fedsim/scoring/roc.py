@@ -91,7 +91,8 @@ def _placed(
 
 def _apart(table: pd.DataFrame) -> pd.DataFrame:
     """One row for each candidate of each update: its mean over trials."""
-    return table.groupby(["round", "client", "image"], as_index=False)["placement"].mean()
+    means = table.groupby(["round", "client", "image"])["placement"].mean()
+    return means.reset_index()
 
 
 def _interval(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[float, float]:

@@ -163,7 +163,7 @@ def test_whoever_is_handed_candidates_may_not_hand_them_back(run: Run) -> None:
         ["train={upload: delta, local_steps: 2, batch_size: 4, lr: 0.01}"],
         ["train={upload: delta, local_epochs: 2, batch_size: 8, lr: 0.01}", "data.clients=16"],
         ["train.trainable=[patch_embed, pos_embed]"],
-        ["defenses=[{name: top_k, ratio: 0.1}]"],
+        ["defenses=[{name: top_k, sparsity: 0.9}]"],
         ["defenses=[{name: gaussian_noise, std: 0.0001}]"],
         ["model={name: resnet18, options: {}}"],
     ],
