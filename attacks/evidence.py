@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-RIDGE = 0.02  # of the mean squared size of a reference's gradient
-_TRUST = 4  # other updates, which weigh as much as the references do
+RIDGE = 0.005  # of the mean squared size of a reference's gradient
+_TRUST = 8  # other updates, which weigh as much as the references do
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,20 @@ class Explained:
         )
         return Explained(self.updates, [*self.blocks, references], products)
 
+    def scale(self, pictures: int) -> float:
+        """How large the first update is beside means of so many references: both seen through the
+        first half of these, the means are of the second. What lies outside of their span, as noise
+        does for the most part, does not count; what their own mean is, may cancel."""
+        half = max(1, len(self.products) // 2)
+        through = _inverse(self.products[:half, :half])
+        rest = self.products[:half, half:]
+        if not rest.shape[1]:
+            return 1.0
+        means = [part.mean(1) for part in rest.split(pictures, 1) if part.shape[1] == pictures]
+        means = means or [rest.mean(1)]
+        update, *usual = (float(v @ through @ v) for v in (self.seen[:half, 0], *means))
+        return (update / max(sum(usual) / len(usual), 1e-30)) ** 0.5
+
     def beside(self, gradient: Tensor) -> Evidence:
         """What the updates say of a gradient (n,)."""
         inner = torch.cat([(block @ gradient).double() for block in self.blocks])
@@ -79,7 +93,7 @@ def likelihood(evidence: Evidence, share: float, others: Tensor) -> float:
     """How much likelier the first update is with the gradient in it than without, in logarithms:
     two normal distributions apart by what its ``share`` should give. ``others`` are what updates
     without it say, (K,); with few of them, the references count for more."""
-    centre = float(others.sum()) / (len(others) + 1)
+    centre = float(others.sum()) / (len(others) + _TRUST)
     wide = (_TRUST + float((others - centre).square().sum())) / (_TRUST + max(0, len(others) - 1))
     apart = share * evidence.size / float(evidence.chance[0])
     return (apart * (float(evidence.told[0]) - centre) - apart**2 / 2) / wide

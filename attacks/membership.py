@@ -57,9 +57,9 @@ class Membership(Attack):
         }
     )
 
-    references: Annotated[int, Field(ge=2)] = 192
-    own: Count = 16
-    others: Count = 8
+    references: Annotated[int, Field(ge=2)] = 256
+    own: Count = 24
+    others: Count = 0
     numbers: Annotated[int, Field(ge=1)] = 2**20
     adaptive: bool = True
 
@@ -152,13 +152,11 @@ class _Sight:
         updates = [u.update for u in informed if gradients.kept.keys() <= u.update.tensors.keys()]
         directions = [u.kind.sign * gradients.flat(u.tensors).to(device) for u in updates]
         labels, counts = _labels(view, first.update, gradients.classes, notes)
+        # In turn, so that as many of them as there are pictures have the labels of a whole batch.
         given = labels[torch.arange(len(pictures)) % len(labels)]
-        given = given[torch.randperm(len(given), generator=view.coin("labels"))]
-        common = gradients.of_all(pictures, given)
-        mean = common.mean(0)
-        whole = float(directions[0] @ mean / mean.square().sum().clamp(min=1e-30))
-        share = max(whole, 0.0) / behind(view)[0]
-        explained = Explained(torch.stack(directions), [common])
+        explained = Explained(torch.stack(directions), [gradients.of_all(pictures, given)])
+        count = behind(view)[0]
+        share = explained.scale(count) / count
         return cls(gradients, pictures, explained, counts, share, notes)
 
     def look(self, pictures: Tensor, labels: Tensor, own: int) -> Iterator[tuple[int, Evidence]]:

@@ -33,7 +33,7 @@ from fedsim.scoring.membership import described
 DELTA = "train.upload=delta"
 CASES: dict[str, list[str]] = {
     "one gradient": [],
-    "no other updates": ["attacks=[{name: membership, others: 0}]"],
+    "weighed against 8 others": ["attacks=[{name: membership, others: 8}]"],
     "no pictures of its own": ["threat.surrogate=null"],
     "four local steps of 4": [DELTA, "train.local_steps=4", "train.batch_size=4", "train.lr=0.01"],
     "embeddings and head": ["train.trainable=[patch_embed, pos_embed, head]"],

@@ -67,6 +67,16 @@ def test_a_member_stands_out_and_what_references_explain_does_not() -> None:
     assert min(inside) > max(outside)
 
 
+def test_an_update_is_as_large_as_it_is_whatever_noise_is_on_it() -> None:
+    drawn = torch.randn(80, 3000, generator=COIN) * torch.logspace(0, -3, 3000)
+    references, update = drawn[:64], 0.5 * drawn[64:].mean(0)
+    noise = 0.02 * torch.randn(3000, generator=COIN)
+    for one in (update, update + noise):
+        assert 0.3 < Explained(one[None], [references]).scale(16) < 0.7
+    assert Explained(-update[None], [references]).scale(16) > 0.3  # a direction is no size
+    assert Explained(update[None], [references[:1]]).scale(16) == 1.0
+
+
 def test_the_likelihood_ratio_is_that_of_two_normal_distributions() -> None:
     evidence = Evidence(torch.tensor([2.0]), torch.tensor([0.5]), size=3.0)
     apart = 0.25 * 3.0 / 0.5

@@ -72,7 +72,7 @@ def test_an_attack_refuses_a_spec_before_any_round() -> None:
 def test_who_needs_uses_or_learns_from_the_traffic_reads_it_where_it_is_granted() -> None:
     grants = THREATS["C"].grants
     readers = [name for name in ATTACKS if reads_traffic(create_attack(name), grants)]
-    assert readers == ["giml", "imprint", "joint", "membership"]
+    assert readers == ["giml", "imprint", "joint"]
     listener = create_attack(f"{__name__}:Listener")
     assert reads_traffic(listener, grants)
     assert not reads_traffic(listener, grants - {"traffic"})

@@ -32,11 +32,12 @@ GENERATOR = {"image_size": 16, "latent_size": 6, "width": 4}
 
 def test_only_who_weighs_updates_against_others_of_the_round_waits_for_it() -> None:
     lists = "threat={model: C, candidates: 4}"
-    assert awaits_rounds(small_spec("attacks=[{name: membership}]", lists))
-    assert not awaits_rounds(small_spec("attacks=[{name: membership, others: 0}]", lists))
+    weighing = "attacks=[{name: membership, others: 2}]"
+    assert awaits_rounds(small_spec(weighing, lists))
+    assert not awaits_rounds(small_spec("attacks=[{name: membership}]", lists))
     assert not awaits_rounds(small_spec("attacks=[{name: joint}]", lists))
     withheld = "threat={model: C, candidates: 4, withhold: [traffic]}"
-    assert not awaits_rounds(small_spec("attacks=[{name: membership}]", withheld))
+    assert not awaits_rounds(small_spec(weighing, withheld))
 
 
 def test_a_generator_of_another_size_is_refused_before_any_round(tmp_path: Path) -> None:
