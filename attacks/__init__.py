@@ -35,6 +35,7 @@ ATTACKS: dict[str, str] = {
     "imprint_layer": "fedsim.attacks.imprint_layer:ImprintLayer",
     "inverting_gradients": "fedsim.attacks.inverting_gradients:InvertingGradients",
     "joint": "fedsim.attacks.joint:Joint",
+    "membership": "fedsim.attacks.membership:Membership",
     "patch_solve": "fedsim.attacks.patch_solve:PatchSolve",
     "prior_only": "fedsim.attacks.prior_only:PriorOnly",
     "rgap": "fedsim.attacks.rgap:RGap",

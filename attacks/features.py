@@ -21,10 +21,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.attacks.labels import HeadUpdate, recover_labels
+from fedsim.attacks.labels import HeadUpdate, behind, recover_labels
 from fedsim.core.anatomy import head_names
 from fedsim.core.attack import Attack, Progress, Reconstruction
-from fedsim.core.epochs import samples_of_epoch, steps_of_round
 from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.knowledge import View
 from fedsim.core.losses import Loss
@@ -62,7 +61,7 @@ class Features(Attack):
         self, view: View, *, device: torch.device, progress: Progress
     ) -> Reconstruction:
         model, notes = view.model(), ["no picture is claimed: labels and features alone"]
-        count, steps, epochs = _behind(view)
+        count, steps, epochs = behind(view)
         protocol = view.known_protocol()
         labels = recover_labels(
             view.update, model, count, protocol=protocol, steps=steps, epochs=epochs
@@ -96,18 +95,6 @@ class Features(Attack):
             loss=loss,
             notes=notes,
         )
-
-
-def _behind(view: View) -> tuple[int, int, int]:
-    """Pictures behind the update, its steps and epochs, as far as the protocol tells."""
-    size = view.batch_size
-    if view.update.kind is Upload.GRADIENT or not view.grants("local_steps"):
-        return size, 1, 1
-    steps, epochs = view.local_steps
-    if not epochs:
-        return size * (steps or 1), steps or 1, 1
-    count = samples_of_epoch(view.update.num_examples, epochs)
-    return count, steps_of_round(steps, epochs, count, size), epochs
 
 
 def one_feature(head: HeadUpdate, labels: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ from fedsim.attacks.label_steps import followed, read_off
 from fedsim.attacks.pulls import momentum_pull
 from fedsim.core.anatomy import head_names, vit_parts
 from fedsim.core.augment import mixes
+from fedsim.core.epochs import samples_of_epoch, steps_of_round
 from fedsim.core.errors import AttackError, ModelError
 from fedsim.core.knowledge import View
 from fedsim.core.learning import Protocol, Update
@@ -284,6 +285,18 @@ def labels_from_counts(gradient: Tensor, batch_size: int) -> Tensor:
         labels.append(index)
         remaining[index] += impact
     return torch.tensor(sorted(labels), dtype=torch.long)
+
+
+def behind(view: View) -> tuple[int, int, int]:
+    """Pictures behind the update, its steps and epochs, as far as the protocol tells."""
+    size = view.batch_size
+    if view.update.kind is Upload.GRADIENT or not view.grants("local_steps"):
+        return size, 1, 1
+    steps, epochs = view.local_steps
+    if not epochs:
+        return size * (steps or 1), steps or 1, 1
+    count = samples_of_epoch(view.update.num_examples, epochs)
+    return count, steps_of_round(steps, epochs, count, size), epochs
 
 
 def batch_size_from_rank(update: Update, model: nn.Module) -> int:

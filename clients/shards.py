@@ -82,18 +82,28 @@ def draw_batches(
     draws from its share of the spec's data set.
     """
     held = held or simulated_holding(spec, client)
+    batches, labels = [], held.own.labels
+    for chosen in drawn_rows(spec, round_, client, held, secret):
+        pictures = torch.stack([held.own.image(int(row)) for row in chosen])
+        targets = torch.tensor(labels[chosen], dtype=torch.long)
+        batches.append(([int(index) for index in held.indices[chosen]], (pictures, targets)))
+    return batches
+
+
+def drawn_rows(
+    spec: Spec, round_: int, client: int, held: Holding, secret: int | None = None
+) -> list[np.ndarray]:
+    """Which samples of what a client holds each of its steps uses, as `draw_batches` draws them."""
     coin = np.random.default_rng([spec.seed, client, round_] if secret is None else secret)
-    batches = []
     defenses, labels = declared(spec.defenses), held.own.labels
+    steps = []
     for drawn in _steps(np.arange(len(labels)), spec.train, coin):
         chosen = drawn
         for defense in defenses:
             other = defense.choose(labels, len(drawn), coin)
             chosen = other if other is not None else chosen
-        pictures = torch.stack([held.own.image(int(row)) for row in chosen])
-        targets = torch.tensor(labels[chosen], dtype=torch.long)
-        batches.append(([int(index) for index in held.indices[chosen]], (pictures, targets)))
-    return batches
+        steps.append(chosen)
+    return steps
 
 
 def _steps(rows: np.ndarray, train: TrainSpec, coin: np.random.Generator) -> list[np.ndarray]:

@@ -21,6 +21,7 @@ from fedsim.campaign.jobs import Handout, Job
 from fedsim.campaign.plan import (
     Plan,
     after_lessons,
+    awaits_rounds,
     baseline_label,
     jobs_of,
     labelled_attacks,
@@ -57,6 +58,7 @@ from fedsim.scoring.budgets import budgets
 from fedsim.scoring.envelope import envelope_of, excused_tries, marked, suite_account
 from fedsim.scoring.identification import identification_of
 from fedsim.scoring.lineup import chances
+from fedsim.scoring.membership import TABLE, add_membership, membership_of
 from fedsim.scoring.scores import failures, results_of, score_jobs, spared
 from fedsim.scoring.statistics import compare, over_rounds, population
 from fedsim.scoring.unscored import name_misdeclared, unscored, witnessed
@@ -121,8 +123,9 @@ def _attack(plan: Plan, run: Run, watch: Watch) -> None:
                 drop_unusable(run, job)
                 pool.submit(after_lessons(job, run.learned.absolute(), len(observed)))
 
-    # One of the uploads that a cohort masked together means nothing before all are there.
-    together = masking(spec) is not None
+    # One of the uploads that a cohort masked together means nothing before all are there, nor is
+    # what an attack makes of the others the same whenever it is asked.
+    together = masking(spec) is not None or awaits_rounds(spec)
 
     def capture(round_: int, client: int) -> None:
         if not together:
@@ -200,6 +203,9 @@ def conclude(
             unscored=unscored(run, jobs) if spec.captured is not None and not scored else None,
             excused=excused,
         )
+        if len(told := membership_of(run, jobs)):
+            run.write_table(TABLE, told)
+            add_membership(verdicts, told)
         suite = suite_account(run, jobs, scores, envelope, verdicts, excused)
         if spec.captured is not None:
             name_misdeclared(run, scores, verdicts)

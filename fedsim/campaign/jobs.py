@@ -30,6 +30,7 @@ from fedsim.core.attack import (
     no_progress,
     reads_traffic,
 )
+from fedsim.core.candidates import refuse_other_claims, shown_to
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import AttackError, NotGranted, RunError
 from fedsim.core.knowledge import (
@@ -222,7 +223,7 @@ def _view(
     side = observation.public.image_size
     return View(
         observation,
-        handout.granted,
+        shown_to(handout.granted, secrets.candidates if secrets else None),
         _announced(observation, handout.granted, isolated),
         assets=Assets(
             handout.surrogate,
@@ -301,6 +302,7 @@ def perform(
         with sealed():
             told = plain_progress(progress)
             result = plain_result(attack.reconstruct(view, device=device, progress=told))
+        refuse_other_claims(result, secrets.candidates)
         result.notes += [found.words] if found is not None and found.words else []
         _check(result, observation)
         if job.judged:
@@ -341,7 +343,7 @@ def _check(result: Reconstruction, observation: Observation) -> None:
         raise AttackError(
             f"the attack returned images of shape {shape}, not (B, 3, {side}, {side})"
         )
-    if not len(result.images) and result.features is None:
+    if not result.claims:
         raise AttackError("the attack returned no picture.")
     if not bool(torch.isfinite(result.images).all()):
         raise AttackError("the attack returned pixels that are not finite.")

@@ -19,6 +19,7 @@ from fedsim.campaign.surrogate import check_surrogate, find_surrogate, same_data
 from fedsim.clients import check_shards, images_of
 from fedsim.core.attack import BASELINE, lessons_needed, needs_of, reads_traffic, traits_of
 from fedsim.core.augment import check_augmentation
+from fedsim.core.candidates import CANDIDATES
 from fedsim.core.device import resolve_device
 from fedsim.core.errors import AttackError, ModelError, NotGranted, SpecError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by, refuse_unplayed
@@ -158,9 +159,15 @@ def check_needs(component: Component, spec: Spec) -> None:
     if lacking:
         enough = [t.letter for t in THREATS.values() if needs <= t.grants]
         advice = f"; threat {enough[0]} does" if enough else ""
+        advice = "; threat.candidates=16 does" if lacking == [CANDIDATES] else advice
         raise NotGranted(
             f"the attack '{component.name}' needs {', '.join(lacking)} ({FIELDS[lacking[0]]}), "
             f"which threat {spec.threat.model} does not grant{advice}."
+        )
+    if CANDIDATES in needs and traits_of(attack).learner is not None:
+        raise SpecError(
+            f"the attack '{component.name}' is handed candidates and keeps a memory, which others "
+            f"may read: of the two it can have one."
         )
 
 
@@ -321,6 +328,16 @@ def observed_rounds(spec: Spec) -> list[int]:
     if any(reads_traffic(attack, granted_by(spec.threat)) for attack in attacks):
         return list(range(1, spec.train.rounds + 1))
     return spec.audited_rounds
+
+
+def awaits_rounds(spec: Spec) -> bool:
+    """Whether an attack weighs an update against the others of its round, as those do that tell
+    members: asked before the round is over, it would see whatever had come in by then."""
+    granted = granted_by(spec.threat)
+    attacks = [create_attack(c.name, **c.params) for _, c in labelled_attacks(spec)]
+    return CANDIDATES in granted and any(
+        CANDIDATES in needs_of(attack) and reads_traffic(attack, granted) for attack in attacks
+    )
 
 
 def lessons_of(run: Run, spec: Spec, rounds: Iterable[int]) -> list[LessonJob]:

@@ -12,6 +12,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
+from fedsim.core.candidates import SCORES
 from fedsim.core.errors import DamagedError, RunError
 from fedsim.core.files import read_tensors, save_tensors, write_json
 from fedsim.core.knowledge import Traffic, View
@@ -57,7 +58,9 @@ class Reconstruction:
     ``images`` (B, 3, H, W) in [0, 1], ``labels`` (B,) or None where it has no belief, ``loss`` its
     own measure of fit (which never uses the truth), ``trace`` that measure over time, ``film`` the
     first images at a few of its steps, ``features`` (B, D) what it believes the head read of them
-    (then there may be no images), ``notes`` what a reader of the result must know.
+    (then there may be no images), ``membership`` (N, 1 or 2) what it says of each candidate that it
+    was handed: how likely it was in the batch, and the same by its label alone (then there is
+    nothing else; `fedsim.core.candidates`), ``notes`` what a reader of the result must know.
     """
 
     images: Tensor
@@ -69,10 +72,17 @@ class Reconstruction:
     seconds: float = 0.0
     film: dict[int, Tensor] = field(default_factory=dict)
     features: Tensor | None = None
+    membership: Tensor | None = None
     observation: str = ""  # the checksum of what it was made from
     fit: Fit | None = None  # where somebody asked for it
     made_by: str = ""  # a hash of the job that made it: attack, parameters, trial and seed
     code: str = ""  # a hash of the attack's source, where its author is not us
+
+    @property
+    def claims(self) -> bool:
+        """Whether it says anything of the batch beside labels."""
+        told = self.features is not None or self.membership is not None
+        return told or len(self.images) > 0
 
     def save(self, path: Path) -> None:
         tensors = {"images": self.images.detach().cpu().float().contiguous()}
@@ -82,6 +92,8 @@ class Reconstruction:
             tensors["labels"] = self.labels.detach().cpu().long().contiguous()
         if self.features is not None:
             tensors["features"] = self.features.detach().cpu().float().contiguous()
+        if self.membership is not None:
+            tensors["membership"] = self.membership.detach().cpu().double().contiguous()
         about = {
             "loss": self.loss,
             "trace": self.trace,
@@ -108,6 +120,9 @@ class Reconstruction:
             features = tensors.get("features")
             if features is not None and (features.ndim != 2 or not features.is_floating_point()):
                 raise DamagedError("its features are not rows of numbers.")
+            membership = tensors.get("membership")
+            if membership is not None and not _is_told(membership):
+                raise DamagedError("its membership is not a few finite numbers for each candidate.")
             film = _film(tensors)
         except (DamagedError, OSError, KeyError, ValidationError) as error:
             raise RunError(
@@ -115,8 +130,15 @@ class Reconstruction:
                 f"go on with `fedsim audit --resume` and it is made again."
             ) from error
         result = cls(images=images, labels=labels, film=film, **dict(about))
-        result.features = features
+        result.features, result.membership = features, membership
         return result
+
+
+def _is_told(membership: Tensor) -> bool:
+    """Whether it is a row of finite numbers for each candidate, one for each column or the first
+    alone."""
+    rows = membership.ndim == 2 and 1 <= membership.shape[1] <= len(SCORES)
+    return rows and membership.is_floating_point() and bool(torch.isfinite(membership).all())
 
 
 def _film(tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.candidates import CANDIDATES, Candidates
 from fedsim.core.defense import Informed
 from fedsim.core.errors import NotGranted, SpecError, did_you_mean
 from fedsim.core.learning import Colour, Protocol, Update
@@ -50,6 +51,7 @@ FIELDS: dict[str, str] = {
     "client_choice": "the server chooses which clients train",
     "traffic": "the updates of other clients and other rounds",
     "oracle_labels": "the true labels of the private batch",
+    "candidates": "pictures that may be in the batch, for attacks that claim none",
 }
 
 # The member of the View that gives out each field. A field without a reader is out of every
@@ -73,6 +75,7 @@ READERS: dict[str, str] = {
     "client_choice": "asked",
     "traffic": "traffic",
     "oracle_labels": "oracle_labels",
+    "candidates": "candidates",
 }
 ACTIVE = frozenset({"tampering", "client_choice"})  # what a server does, not what it knows
 
@@ -125,6 +128,7 @@ def granted_by(threat: ThreatSpec) -> frozenset[str]:
             f"threat.withhold: there is no field '{unknown[0]}'{did_you_mean(unknown[0], FIELDS)}."
         )
     extra = {"oracle_labels"} if threat.oracle_labels else set()
+    extra |= {CANDIDATES} if threat.candidates else set()
     return ((THREATS[threat.model].grants | extra) & READERS.keys()) - set(threat.withhold)
 
 
@@ -200,6 +204,7 @@ class Secrets:
 
     labels: Tensor | None = None
     statistics: Statistics | None = None
+    candidates: Candidates | None = None  # for an attack that asks for them
 
 
 @dataclass(frozen=True)
@@ -244,6 +249,7 @@ class View:
             "defenses": public.defenses,
             "surrogate": assets.surrogate,
             "oracle_labels": secrets.labels,
+            "candidates": secrets.candidates,
             "batch_statistics": secrets.statistics,
             "priors": assets.prior,
             "generator": assets.generator,
@@ -360,6 +366,12 @@ class View:
     @property
     def oracle_labels(self) -> Tensor:
         value: Tensor = self._field("oracle_labels")
+        return value
+
+    @property
+    def candidates(self) -> Candidates:
+        """Pictures of which some are in the private batch."""
+        value: Candidates = self._field("candidates")
         return value
 
     @property

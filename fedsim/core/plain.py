@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from fedsim.core.attack import Lesson, Progress, Reconstruction
+from fedsim.core.candidates import SCORES
 from fedsim.core.errors import AttackError
 from fedsim.core.text import visible
 
@@ -49,6 +50,7 @@ def plain_result(result: Reconstruction) -> Reconstruction:
         labels=None if labels is None else _labels(labels),
         film=_film(result.film, images),
         features=None if result.features is None else _features(result.features),
+        membership=None if result.membership is None else _membership(result.membership),
         **said,
     )
 
@@ -118,6 +120,18 @@ def _features(features: Tensor) -> Tensor:
     rows = _tensor(features, torch.float32, "features")
     if rows.ndim != 2 or not bool(torch.isfinite(rows).all()):
         raise AttackError(f"the attack returned features {tuple(rows.shape)} that are no rows.")
+    return rows
+
+
+def _membership(said: Tensor) -> Tensor:
+    """Finite numbers for each candidate, in as many columns as there are."""
+    rows = _tensor(said, torch.float64, "membership")
+    fits = rows.ndim == 2 and 1 <= rows.shape[1] <= len(SCORES)
+    if not fits or not bool(torch.isfinite(rows).all()):
+        raise AttackError(
+            f"the attack returned membership {tuple(rows.shape)}, not one or {len(SCORES)} finite "
+            f"numbers for each candidate."
+        )
     return rows
 
 

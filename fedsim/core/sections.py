@@ -259,6 +259,9 @@ class ThreatSpec(Section):
     generator: GeneratorSpec | None = None
     withhold: list[str] = []  # fields that the letter grants and this attacker lacks
     oracle_labels: bool = False
+    # Of a batch's own pictures, so many are hidden among twice as many others, for attacks that
+    # tell who was in a batch; 0: no such list.
+    candidates: Annotated[int, Field(ge=0)] = 0
 
 
 class ServerSpec(Section):

@@ -346,7 +346,7 @@ def require_success(output: Path, code: int, log: Path) -> None:
 
 def check_deployable(spec: Spec) -> None:
     """Refuse a threat that grants the truth: a deployed server cannot be handed it."""
-    oracles = sorted(granted_by(spec.threat) & {"oracle_labels", "batch_statistics"})
+    oracles = sorted(granted_by(spec.threat) & {"oracle_labels", "batch_statistics", "candidates"})
     if oracles:
         raise SpecError(
             f"the threat grants {' and '.join(oracles)}, which come from the clients' vaults, and "

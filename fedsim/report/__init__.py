@@ -14,7 +14,7 @@ from fedsim.core.files import write_atomically
 from fedsim.core.metrics import shown_in
 from fedsim.core.run import Run
 from fedsim.core.text import encoded
-from fedsim.report import content, formats, headline, learned, pictures, plots
+from fedsim.report import content, formats, headline, learned, membership, pictures, plots
 from fedsim.scoring.vigilance import words_at
 
 HERE = Path(__file__).parent
@@ -62,6 +62,7 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
             evaluated=rounds["test_accuracy"].notna().any(),
             strip=plots.strip(scores, [attack["attack"] for attack in attacks], baseline),
             learned=learned.learned(run),
+            membership=membership.sections(run, attacks),
             traces={label: plots.trace(label, lines) for label, lines in traces.items()},
             facts=content.facts(run.spec, summary, scores),
             icon=pictures.icon(finding.verdict),

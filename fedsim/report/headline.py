@@ -57,6 +57,9 @@ def strongest(summary: dict[str, Any]) -> Finding:
             None,
         )
     sentence, detail = _told(entry, summary["threat"])
+    if entry["verdict"] == "PARTIAL" and (entry.get("membership") or {}).get("told"):
+        sentence = "The attacker can tell whose pictures were in a batch; no picture came back."
+        detail = entry["words"]
     return Finding(entry["verdict"], sentence, detail, entry["attack"])
 
 

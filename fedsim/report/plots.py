@@ -171,6 +171,20 @@ def over_rounds(rows: list[dict[str, Any]], baseline: str | None = None) -> Mark
     return _svg(figure, f"Leakage over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(words)}")
 
 
+def roc(label: str, curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> Markup:
+    """True against false positive rates, a line for each named curve; the diagonal is chance."""
+    figure, axes = _figure(330, f"roc {label}")
+    axes.plot([0, 100], [0, 100], color=LINE, lw=1.2)
+    shades = [(ACCENT, "-"), (SECOND, "-"), (MUTED, "--")]
+    for at, (name, (false, true)) in enumerate(curves.items()):
+        colour, line = shades[at % len(shades)]
+        axes.step(100 * false, 100 * true, line, color=colour, lw=1.6, where="post", label=name)
+    axes.set(xlim=(0, 100), ylim=(0, 101), xlabel="others taken for members, %", aspect="equal")
+    _name(axes, f"{label}: members told, %")
+    axes.legend(frameon=False, labelcolor=MUTED, fontsize=9, loc="lower right")
+    return _svg(figure, f"ROC curve of {label}: {'; '.join(curves)}")
+
+
 def trace(label: str, traces: list[Trace]) -> Markup:
     """The attack's own loss over its steps, one line per job."""
     figure, axes = _figure(230, f"trace {label}")

@@ -146,8 +146,7 @@ def load_pictures(run: Run, job: Job, granted: frozenset[str] | None = None) -> 
     files = read_from(job.observation, known)
     truths = {address_of(file)[1]: _truth(run, file) for file in files}
     truth = truths[job.client]
-    claims = len(result.images) or result.features is not None
-    if not claims and chosen_in(job.observation) is None:
+    if not result.claims and chosen_in(job.observation) is None:
         raise RunError("it holds no picture.")
     if result.images.shape[1:] != truth.images.shape[1:]:
         raise RunError(f"its pictures are of another size, {tuple(result.images.shape[1:])}.")

@@ -12,7 +12,14 @@ from PIL import Image
 
 from fedsim.attacks.generators import create_generator, save_generator
 from fedsim.audit.stages import audit
-from fedsim.campaign.plan import baseline_label, jobs_of, labelled_attacks, prepare, victims
+from fedsim.campaign.plan import (
+    awaits_rounds,
+    baseline_label,
+    jobs_of,
+    labelled_attacks,
+    prepare,
+    victims,
+)
 from fedsim.clients.dealing import PUBLIC, read_public, write_public
 from fedsim.core.errors import AttackError, NotGranted, SpecError
 from fedsim.core.run import Run
@@ -21,6 +28,16 @@ from tests.clients.conftest import without_data
 from tests.conftest import small_spec
 
 GENERATOR = {"image_size": 16, "latent_size": 6, "width": 4}
+
+
+def test_only_who_weighs_updates_against_others_of_the_round_waits_for_it() -> None:
+    lists = "threat={model: C, candidates: 4}"
+    weighing = "attacks=[{name: membership, others: 2}]"
+    assert awaits_rounds(small_spec(weighing, lists))
+    assert not awaits_rounds(small_spec("attacks=[{name: membership}]", lists))
+    assert not awaits_rounds(small_spec("attacks=[{name: joint}]", lists))
+    withheld = "threat={model: C, candidates: 4, withhold: [traffic]}"
+    assert not awaits_rounds(small_spec(weighing, withheld))
 
 
 def test_a_generator_of_another_size_is_refused_before_any_round(tmp_path: Path) -> None:

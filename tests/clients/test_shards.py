@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.clients.shards import check_shards, draw_batches, images_of, shards_of
+from fedsim.clients.shards import (
+    check_shards,
+    draw_batches,
+    drawn_rows,
+    images_of,
+    shards_of,
+    simulated_holding,
+)
 from fedsim.core.errors import DataError
 from tests.conftest import small_spec
 
@@ -57,3 +64,10 @@ def test_a_secret_decides_the_draw_alone_where_there_is_one() -> None:
     assert draw_batches(spec, 1, 0)[0][0] != first
     drawn = {tuple(draw_batches(spec, 1, 0, secret=secret + n)[0][0]) for n in range(8)}
     assert len(drawn) == 8
+
+
+def test_what_is_drawn_is_known_without_a_picture() -> None:
+    spec = small_spec("train={upload: delta, batch_size: 3, local_steps: 4, evaluate: false}")
+    held = simulated_holding(spec, 1)
+    rows = [held.indices[step].tolist() for step in drawn_rows(spec, 2, 1, held)]
+    assert rows == [indices for indices, _ in draw_batches(spec, 2, 1)]

@@ -42,6 +42,17 @@ def test_a_reconstruction_comes_back_as_it_was(tmp_path: Path) -> None:
         assert getattr(found, name) == getattr(made, name)
 
 
+def test_what_is_said_of_candidates_comes_back_without_a_picture(tmp_path: Path) -> None:
+    said = torch.rand(5, 2).double()
+    made = Reconstruction(torch.zeros(0, 3, 4, 4), membership=said)
+    made.save(tmp_path / "r.safetensors")
+    found = Reconstruction.load(tmp_path / "r.safetensors")
+    assert found.membership is not None
+    assert torch.equal(found.membership, said)
+    assert found.claims
+    assert not Reconstruction(torch.zeros(0, 3, 4, 4), labels=torch.tensor([1])).claims
+
+
 def test_a_film_is_kept_in_the_order_of_its_steps_at_a_byte_a_number(tmp_path: Path) -> None:
     made = example()
     made.save(tmp_path / "r.safetensors")
@@ -63,6 +74,10 @@ def test_an_attack_without_a_belief_in_labels_has_none(tmp_path: Path) -> None:
         {"images": torch.zeros(1, 3, 4, 4, dtype=torch.long)},
         {"images": torch.zeros(1, 3, 4, 4), "labels": torch.zeros(1)},
         {"images": torch.zeros(1, 3, 4, 4), "film.one": torch.zeros(1, 3, 4, 4)},
+        {"images": torch.zeros(0, 3, 4, 4), "membership": torch.zeros(4)},
+        {"images": torch.zeros(0, 3, 4, 4), "membership": torch.zeros(4, 3)},
+        {"images": torch.zeros(0, 3, 4, 4), "membership": torch.zeros(4, 1, dtype=torch.long)},
+        {"images": torch.zeros(0, 3, 4, 4), "membership": torch.full((4, 1), torch.nan)},
     ],
 )
 def test_a_file_that_holds_something_else_is_damaged(tmp_path: Path, tensors: dict) -> None:

@@ -10,6 +10,7 @@ import pickle
 import pytest
 import torch
 
+from fedsim.core.candidates import Candidates
 from fedsim.core.errors import NotGranted, SpecError
 from fedsim.core.knowledge import (
     FIELDS,
@@ -42,6 +43,8 @@ def test_threats_grant_what_the_table_says() -> None:
     assert THREATS["F"].grants == THREATS["C"].grants | {"tampering"}
     assert all(threat.grants <= FIELDS.keys() for threat in THREATS.values())
     assert not any("oracle_labels" in threat.grants for threat in THREATS.values())
+    assert not any("candidates" in threat.grants for threat in THREATS.values())
+    assert granted_by(ThreatSpec(model="B", candidates=4)) == THREATS["B"].grants | {"candidates"}
 
 
 def test_reading_what_is_not_granted_raises(small_run: Run) -> None:
@@ -101,7 +104,7 @@ def test_every_field_that_is_granted_has_a_reader(small_run: Run, field: str) ->
         small_run,
         "E",
         granted=frozenset(FIELDS),
-        secrets=Secrets(torch.tensor([1]), {}),
+        secrets=Secrets(torch.tensor([1]), {}, Candidates(torch.ones(1), torch.ones(1))),
         assets=Assets(torch.ones(1), lambda: None, torch.nn.Identity),
         traffic=lambda: Traffic((), lambda round_, client: None),
     )

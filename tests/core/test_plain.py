@@ -59,6 +59,7 @@ def test_a_result_is_made_anew_of_plain_values() -> None:
         *(float, float, str)
     ]
     assert torch.equal(found.film[3], IMAGES[:1])
+    assert found.membership is None
     assert (found.ledger, found.made_by) == ([], "")
 
 
@@ -81,6 +82,9 @@ def test_a_tensor_of_a_class_of_its_own_is_copied_without_its_methods() -> None:
         (Reconstruction(IMAGES, labels=torch.tensor([math.nan])), "that are no classes"),
         (Reconstruction(IMAGES, labels=torch.tensor([1e300])), "that are no classes"),
         (Reconstruction(IMAGES, labels=torch.tensor([0.5])), "that are no classes"),
+        (Reconstruction(IMAGES, membership=torch.zeros(3)), r"membership \(3,\), not one or 2"),
+        (Reconstruction(IMAGES, membership=torch.zeros(3, 4)), r"membership \(3, 4\), not one"),
+        (Reconstruction(IMAGES, membership=torch.full((3, 1), math.nan)), "not one or 2 finite"),
         (Reconstruction(IMAGES, notes=[1]), "returned no valid 'notes.0'"),
         (Reconstruction(IMAGES, notes=[{"\ud800": 1}]), "returned no valid 'loss, trace, notes'"),
         (Reconstruction(IMAGES, notes=[{1}]), "returned no valid 'loss, trace, notes'"),

@@ -267,6 +267,8 @@ def test_what_was_dealt_is_kept_when_the_deployment_goes_on(planned: Deployment)
 def test_a_threat_that_grants_the_truth_cannot_be_deployed() -> None:
     with pytest.raises(SpecError, match="oracle_labels"):
         check_deployable(small_spec("threat={model: C, oracle_labels: true}"))
+    with pytest.raises(SpecError, match="grants candidates"):
+        check_deployable(small_spec("threat={model: C, candidates: 4}"))
 
 
 def test_a_deployment_with_the_wrong_certificate_starts_nothing(

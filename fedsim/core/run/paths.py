@@ -2,7 +2,8 @@
 
 spec.yaml run.json run.lock rounds.csv events.jsonl checkpoint.safetensors
 observations/ vault/ spool/ reconstructions/ learned/ offline/ positions/ canaries.json
-scores.csv scores.parquet envelope.csv summary.json report.html report-redacted.html grid.png
+scores.csv scores.parquet envelope.csv membership.csv summary.json
+report.html report-redacted.html grid.png
 submissions/                            what others made of the published observations, scored
 capture.json messages.jsonl             where the federation was somebody else's app
 
