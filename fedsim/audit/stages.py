@@ -28,6 +28,7 @@ from fedsim.campaign.plan import (
     memories,
     observed_rounds,
     prepare,
+    taught_rounds,
     victims,
 )
 from fedsim.campaign.pools import InlinePool, Pool, RayPool
@@ -117,7 +118,8 @@ def _attack(plan: Plan, run: Run, watch: Watch) -> None:
             waiting.remove((round_, client))
             for job in jobs_of(run, spec, [(round_, client)]):
                 drop_unusable(run, job)
-                pool.submit(after_lessons(job, run.learned.absolute(), len(observed)))
+                taught = taught_rounds(job.attack, spec)
+                pool.submit(after_lessons(job, run.learned.absolute(), taught))
 
     # One of the uploads that a cohort masked together means nothing before all are there.
     together = masking(spec) is not None
