@@ -106,4 +106,3 @@ def test_labels_that_nothing_shows_are_none() -> None:
 def test_what_is_learned_has_32_pixels_at_most() -> None:
     assert shrunk(torch.rand(2, 3, 80, 80)).shape == (2, 3, 32, 32)
     assert shrunk(torch.rand(2, 3, 20, 20)).shape == (2, 3, 20, 20)
-
