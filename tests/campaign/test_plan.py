@@ -224,5 +224,7 @@ def test_who_learns_from_pictures_of_its_own_is_taught_for_attacked_rounds_alone
     giml, inverter = spec.attacks
     assert taught_rounds(giml, spec) == [1, 2, 3, 4]
     assert taught_rounds(inverter, spec) == [2, 4]
-    alone = small_spec(threat, "attacks=[{name: inverter}]", "train.rounds=1", "data.clients=1")
+    alone = small_spec(
+        threat, "attacks=[{name: inverter}]", "train.rounds=1", "train.clients_per_round=1"
+    )
     assert prepare(alone).spec.attacks  # one observation is enough
