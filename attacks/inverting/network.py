@@ -25,6 +25,11 @@ _STRANGE = 1e3  # the cost of a picture in the place of one of another label
 class Inversion(nn.Module):
     """Sketches (N, L) and counts of labels (N, C) to deviations (N, P, 3, R, R) from the mean."""
 
+    usual: Tensor  # (L,) the mean sketch
+    spread: Tensor  # (L,) the deviation of its entries
+    mean: Tensor  # (3, S, S) the mean picture
+    trust: Tensor  # how far its word is taken
+
     def __init__(self, length: int, classes: int, pictures: int, side: int, width: int):
         super().__init__()
         self.shape = {
