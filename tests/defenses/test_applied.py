@@ -88,7 +88,7 @@ def test_a_simulated_client_defends_itself_as_in_its_round_without_masks() -> No
         {"name": "secure_aggregation"},
     ]
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
-    batch = (torch.rand(1, 3, 2, 2), torch.tensor([1]))
+    batch = (torch.rand(2, 3, 2, 2), torch.tensor([0, 1]))  # one of them is badly wrong
     for round_, norm in ((1, 2.0), (2, 0.5)):
         client = client_of(defenses, round_, 0, (0, 1))
         big = Protocol(mean=(-50.0,) * 3)
