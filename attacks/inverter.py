@@ -185,6 +185,11 @@ class Inverter(Attack):
                 "this client was sent other weights than those that the network was learned for."
             )
         layout, model, update = _layout(view), view.model().to(device), view.update
+        if layout.pictures != about["shape"]["pictures"]:
+            raise AttackError(
+                f"{layout.pictures} pictures stand behind this update, and the network was learned "
+                f"for {about['shape']['pictures']}."
+            )
         net = Inversion(**about["shape"]).to(device).eval()
         net.load_state_dict(tensors)
         sketch = Sketch(about["sizes"], self.entries, about["seed"])
