@@ -33,6 +33,7 @@ ATTACKS: dict[str, str] = {
     "idlg": "fedsim.attacks.idlg:IDlg",
     "imprint": "fedsim.attacks.imprint:Imprint",
     "imprint_layer": "fedsim.attacks.imprint_layer:ImprintLayer",
+    "inverter": "fedsim.attacks.inverter:Inverter",
     "inverting_gradients": "fedsim.attacks.inverting_gradients:InvertingGradients",
     "joint": "fedsim.attacks.joint:Joint",
     "membership": "fedsim.attacks.membership:Membership",

@@ -4,6 +4,7 @@ server that knows of them makes of an update."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -11,7 +12,8 @@ from torch import nn
 from fedsim.core.augment import mixes
 from fedsim.core.defense import Defense, Informed
 from fedsim.core.errors import SpecError
-from fedsim.core.learning import Protocol, Update
+from fedsim.core.knowledge import Client
+from fedsim.core.learning import Protocol, Update, local_update
 from fedsim.core.losses import Loss
 from fedsim.core.models import build_architecture
 from fedsim.core.observation import Public
@@ -73,6 +75,22 @@ def countered(
     for defense in reversed(declared(defenses)):
         informed = defense.counter(informed, model)
     return informed
+
+
+def client_of(
+    defenses: Iterable[Component | Mapping[str, Any]],
+    round_: int,
+    client: int,
+    cohort: Sequence[int] = (),
+) -> Client:
+    """A client's work in one round under these defenses, as a server simulates it that knows them.
+    Masks that only the sum of a cohort undoes are left out: what is read is that sum."""
+    acting = [
+        defense.at_round(round_, client, cohort)
+        for defense in declared(defenses)
+        if hiding([defense]) is None
+    ]
+    return partial(local_update, defenses=acting)
 
 
 def refuse_other_training(train: TrainSpec, defenses: Sequence[Defense]) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from fedsim.audit.trust import announced_in, import_paths, refuse_strangers
 from fedsim.campaign.granted_truth import refuse_other_runs
 from fedsim.campaign.jobs import AnyJob, Handout, Job
-from fedsim.campaign.plan import after_lessons, check_needs, jobs_on, lessons_on
+from fedsim.campaign.plan import after_lessons, check_needs, jobs_on, lessons_on, rehearses
 from fedsim.campaign.pools import InlinePool
 from fedsim.campaign.progress import Silent, Watch
 from fedsim.core.attack import Reconstruction
@@ -52,7 +52,8 @@ def attack_offline(
     check_needs(component, spec)
     results = (output or run.offline).absolute()
     label, learned = component.short_name, results / paths.LEARNED
-    rounds = sorted({address_of(path)[0] for path in list_observations(observations)})
+    taught = files if rehearses(component) else list_observations(observations)
+    rounds = sorted({address_of(path)[0] for path in taught})
     pool = InlinePool(
         spec,
         Handout(spec.threat, spec.seed, spec.engine.device),
@@ -60,12 +61,12 @@ def attack_offline(
         partial(_without_truth, run, spec),
     )
     jobs = [
-        after_lessons(job, learned, len(rounds))
+        after_lessons(job, learned, rounds)
         for job in jobs_on(
             observations, results, label, component, [address_of(path) for path in files], trials
         )
     ]
-    memory, last = (jobs[0].memory, jobs[0].requires) if jobs else (None, None)
+    memory, last = (jobs[-1].memory, jobs[-1].requires) if jobs else (None, None)
     if memory is not None:  # afresh, like the attacks: with this threat model, on this traffic
         shutil.rmtree(memory, ignore_errors=True)
         for lesson in lessons_on(observations, memory, label, component, rounds):

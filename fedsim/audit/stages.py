@@ -30,6 +30,7 @@ from fedsim.campaign.plan import (
     memories,
     observed_rounds,
     prepare,
+    taught_rounds,
     victims,
 )
 from fedsim.campaign.pools import InlinePool, Pool, RayPool
@@ -121,7 +122,8 @@ def _attack(plan: Plan, run: Run, watch: Watch) -> None:
             waiting.remove((round_, client))
             for job in jobs_of(run, spec, [(round_, client)]):
                 drop_unusable(run, job)
-                pool.submit(after_lessons(job, run.learned.absolute(), len(observed)))
+                taught = taught_rounds(job.attack, spec)
+                pool.submit(after_lessons(job, run.learned.absolute(), taught))
 
     # One of the uploads that a cohort masked together means nothing before all are there, nor is
     # what an attack makes of the others the same whenever it is asked.

@@ -29,6 +29,7 @@ from fedsim.core.attack import (
     Reconstruction,
     no_progress,
     reads_traffic,
+    traits_of,
 )
 from fedsim.core.candidates import refuse_other_claims, shown_to
 from fedsim.core.device import resolve_device
@@ -62,7 +63,7 @@ from fedsim.core.run import (
 from fedsim.core.seal import sealed
 from fedsim.core.seeds import seed_from
 from fedsim.core.spec import Component, ThreatSpec
-from fedsim.defenses.applied import announced, built, countered
+from fedsim.defenses.applied import announced, built, client_of, countered
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ def spared_by(job: Job) -> str | None:
 
 @dataclass(frozen=True)
 class LessonJob:
-    """One lesson of a learner: on the observations of all rounds up to ``round``."""
+    """One lesson of a learner: on the observations of all rounds up to ``round``, or for that round
+    alone."""
 
     observations: Path
     memory: Path
@@ -187,17 +189,29 @@ def observed_by(job: AnyJob, granted: frozenset[str]) -> list[Path]:
     attack = create_attack(job.attack.name, **job.attack.params)
     if isinstance(job, Job) and not reads_traffic(attack, granted):
         return read_from(job.observation, granted)
+    if isinstance(job, LessonJob) and traits_of(attack).rehearses:
+        return [
+            path for path in list_observations(job.observations) if address_of(path)[0] == job.round
+        ]
     return [
         path for path in list_observations(job.observations) if address_of(path)[0] <= job.round
     ]
 
 
 def traffic_of(
-    observations: Path, handout: Handout, until: int, seed: int, ledger: Ledger | None = None
+    observations: Path,
+    handout: Handout,
+    until: int,
+    seed: int,
+    ledger: Ledger | None = None,
+    *,
+    since: int = 1,
 ) -> Traffic:
-    """The observations of all rounds up to ``until``, without those that are not finite."""
+    """The observations of all rounds from ``since`` up to ``until``, without those that are not
+    finite."""
     handout = handout.blank()
-    paths = [path for path in list_observations(observations) if address_of(path)[0] <= until]
+    rounds = range(since, until + 1)
+    paths = [path for path in list_observations(observations) if address_of(path)[0] in rounds]
     addresses = tuple(address_of(path) for path in paths if is_finite(path))
 
     read = ledger if ledger is not None else Ledger()
@@ -250,16 +264,24 @@ def _announced(
     # The part of the protocol that the model is built by, and no more: a closure holds it.
     part = Protocol(trainable=public.protocol.trainable, lora=public.protocol.lora)
     parts = public.architecture, public.num_classes, public.image_size
-    return Announced(partial(built, *parts, defenses, part), partial(countered, update, defenses))
+    return Announced(
+        partial(built, *parts, defenses, part),
+        partial(countered, update, defenses),
+        client_of(defenses, observation.round, observation.client, observation.cohort),
+    )
 
 
 def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) -> Lesson:
     """Give one lesson here and now."""
     attack = create_attack(job.attack.name, **job.attack.params)
-    if not reads_traffic(attack, handout.granted):
-        raise NotGranted(f"{job.name} needs the traffic, which the threat model does not grant.")
+    traits = traits_of(attack)
+    if traits.learns_from not in handout.granted:
+        raise NotGranted(
+            f"{job.name} needs the {traits.learns_from}, which the threat model does not grant."
+        )
     seed, ledger = job.seed(handout.seed), Ledger()
-    traffic = traffic_of(job.observations, handout, job.round, seed, ledger)
+    since = job.round if traits.rehearses else 1
+    traffic = traffic_of(job.observations, handout, job.round, seed, ledger, since=since)
     began = time.perf_counter()
     with sealed():
         assert isinstance(attack, Learner)
@@ -274,7 +296,8 @@ def teach(job: LessonJob, handout: Handout, progress: Progress = no_progress) ->
             )
         )
     lesson.seconds = time.perf_counter() - began
-    lesson.ledger = ["traffic", *[name for name in ledger if name != "traffic"]]
+    source = traits.learns_from
+    lesson.ledger = [source, *[name for name in ledger if name != source]]
     return lesson
 
 
@@ -285,10 +308,12 @@ def perform(
     runs after the seal is off."""
     observation = read_seen(job.observation, handout.granted)
     ledger = Ledger()
-    desk = Desk(job.seed(handout.seed), ledger, Notebook(job.notebook, ledger), job.memory)
+    attack = create_attack(job.attack.name, **job.attack.params)
+    source = traits_of(attack).learns_from
+    notebook = Notebook(job.notebook, ledger)
+    desk = Desk(job.seed(handout.seed), ledger, notebook, job.memory, source)
     folder, blank = job.observations, handout.blank()
     traffic = partial(traffic_of, folder, blank, job.round, desk.seed, ledger)
-    attack = create_attack(job.attack.name, **job.attack.params)
     began = time.perf_counter()
     device = resolve_device(handout.device)
     # The baseline guesses at the whole batch, whatever a manoeuvre leaves of it.

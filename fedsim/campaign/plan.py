@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -287,16 +287,30 @@ def jobs_on(
     ]
 
 
-def after_lessons(job: Job, learned: Path, rounds: int) -> Job:
+def after_lessons(job: Job, learned: Path, taught: Sequence[int]) -> Job:
     """The job; if its attack learns, with its memory in the folder ``learned`` and the last lesson
-    it needs where ``rounds`` are observed."""
+    it needs where one follows each of the rounds ``taught``."""
     attack = create_attack(job.attack.name, **job.attack.params)
-    learner = traits_of(attack).learner
-    if learner is None:
+    traits = traits_of(attack)
+    if traits.learner is None:
         return job
-    memory = learned / learner
-    number = max(1, lessons_needed(attack, rounds))
+    memory = learned / traits.learner
+    if traits.rehearses:
+        number = 1 + taught.index(job.round)
+    else:
+        number = max(1, lessons_needed(attack, len(taught)))
     return replace(job, memory=memory, requires=lesson_path(memory, number))
+
+
+def taught_rounds(component: Component, spec: Spec) -> list[int]:
+    """The rounds after which an attack that learns has a lesson: all that are observed, or those
+    that are attacked where it learns for each of them alone."""
+    return spec.audited_rounds if rehearses(component) else observed_rounds(spec)
+
+
+def rehearses(component: Component) -> bool:
+    """Whether an attack learns for each attacked round alone."""
+    return traits_of(create_attack(component.name, **component.params)).rehearses
 
 
 def learners(spec: Spec) -> dict[str, tuple[str, Component]]:
@@ -342,12 +356,13 @@ def awaits_rounds(spec: Spec) -> bool:
 
 def lessons_of(run: Run, spec: Spec, rounds: Iterable[int]) -> list[LessonJob]:
     """The lessons of every learner that follow these rounds."""
-    wanted, observed = set(rounds), observed_rounds(spec)
+    wanted, observations = set(rounds), run.observations.absolute()
     return [
         lesson
         for name, (label, component) in learners(spec).items()
         for lesson in lessons_on(
-            run.observations.absolute(), run.learned.absolute() / name, label, component, observed
+            *(observations, run.learned.absolute() / name, label, component),
+            taught_rounds(component, spec),
         )
         if lesson.round in wanted
     ]
@@ -421,8 +436,8 @@ def _check_model(component: Component, model: nn.Module, public: Public) -> None
 
 
 def _check_attack(component: Component, spec: Spec, *, willing: bool) -> None:
-    """Raise what the attack itself refuses; if it learns, also for more lessons than rounds, and
-    for a single observation."""
+    """Raise what the attack itself refuses; if it learns across observations, also for more lessons
+    than rounds, and for a single observation."""
     attack = create_attack(component.name, **component.params)
     try:
         with sealed():
@@ -431,7 +446,8 @@ def _check_attack(component: Component, spec: Spec, *, willing: bool) -> None:
         if not willing:  # else it declines when it is asked
             short = component.short_name
             raise AttackError(f"the attack '{short}' cannot work here: {error}") from error
-    if traits_of(attack).learner is not None:
+    traits = traits_of(attack)
+    if traits.learner is not None and not traits.rehearses:
         lessons_needed(attack, len(observed_rounds(spec)))
         if spec.cohort_size * spec.train.rounds < 2:
             raise SpecError(

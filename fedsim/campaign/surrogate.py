@@ -24,7 +24,6 @@ from fedsim.core.errors import SpecError
 from fedsim.core.knowledge import granted_by
 from fedsim.core.spec import DataSpec, Spec
 
-LIMIT = 512  # pictures that an attacker gets
 COMPARED = 50_000  # pictures of clients, of a larger data set at random
 SEED = 41
 
@@ -104,12 +103,19 @@ def find_surrogate(spec: Spec, attacked: Victims, *, at_hand: bool = True) -> Su
         return None
     data = DataSpec(name=source.name, path=source.path, image_size=spec.data.image_size)
     images = load_images(data, "train")
-    chosen = torch.stack([images.image(row) for row in range(min(len(images), LIMIT))])
+    chosen = torch.stack([images.image(row) for row in _drawn(len(images), source.pictures)])
     if not at_hand:
         return Surrogate(chosen)
     known, of, compared = _clients_digests(spec, tuple(attacked))
     shared = [row for row, picture in enumerate(chosen) if pixel_digest(picture) in known]
     return Surrogate(chosen, tuple(shared), compared, of)
+
+
+def _drawn(count: int, most: int) -> list[int]:
+    """Which pictures the attacker gets: all, or some at random, as files lie class by class."""
+    if count <= most:
+        return list(range(count))
+    return sorted(np.random.default_rng(SEED).permutation(count)[:most].tolist())
 
 
 def _clients_digests(

@@ -21,6 +21,8 @@ from fedsim.core.seal import sealed
 from fedsim.core.spec import BASELINE as BASELINE
 from fedsim.core.spec import Spec
 
+TRAFFIC = "traffic"  # the field that a learner learns from, unless it says otherwise
+
 
 class Progress(Protocol):
     """Called by a long attack after each step: steps done, steps in all, the loss."""
@@ -225,6 +227,11 @@ class Learner(Attack, Protocol):
     It keeps what it learned in the folder ``memory``, which the View shows it when it attacks. A
     lesson that was cut short is given again, and goes on from what the folder holds. A picture
     ``samples.png`` in the folder is shown in the report.
+
+    One that learns from pictures of the attacker's own says so: ``learns_from = "surrogate"``, the
+    field of the View that its memory rests on. Its lessons are for the attacked rounds, each for
+    that round alone, whose observations are the traffic that it is shown; ``lessons_before`` is
+    not asked.
     """
 
     @property
@@ -255,13 +262,25 @@ class Traits:
     needs: frozenset[str]
     uses: frozenset[str]
     learner: str | None  # the name of its memory, if it learns
+    learns_from: str = TRAFFIC  # the field that its memory rests on
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether it learns for each attacked round alone, and not across observations."""
+        return self.learner is not None and self.learns_from != TRAFFIC
 
 
 def traits_of(attack: Attack) -> Traits:
     """Asked under the vault's seal: what answers may be a property, and its author's code."""
     with sealed():
         learner = attack.learner if isinstance(attack, Learner) else None
-        return Traits(_words(attack.needs), _words(attack.uses), learner and str.__str__(learner))
+        learns_from = str.__str__(getattr(attack, "learns_from", TRAFFIC))
+        return Traits(
+            _words(attack.needs),
+            _words(attack.uses),
+            learner and str.__str__(learner),
+            learns_from,
+        )
 
 
 def _words(said: Iterable[str]) -> frozenset[str]:
@@ -276,12 +295,12 @@ def lessons_needed(attack: Attack, rounds: int) -> int:
 
 
 def needs_of(attack: Attack) -> frozenset[str]:
-    """What an attack cannot do without; for a learner, the traffic as well."""
+    """What an attack cannot do without; for a learner, what it learns from as well."""
     traits = traits_of(attack)
-    return traits.needs | ({"traffic"} if traits.learner is not None else frozenset())
+    return traits.needs | ({traits.learns_from} if traits.learner is not None else frozenset())
 
 
 def reads_traffic(attack: Attack, granted: frozenset[str]) -> bool:
     """Whether it reads observations other than the one it attacks: this alone decides what is kept
     of the rounds between, and what travels to its worker."""
-    return "traffic" in granted & (needs_of(attack) | traits_of(attack).uses)
+    return TRAFFIC in granted & (needs_of(attack) | traits_of(attack).uses)

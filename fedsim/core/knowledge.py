@@ -10,7 +10,8 @@ that came back rests on it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from fedsim.core.candidates import CANDIDATES, Candidates
 from fedsim.core.defense import Informed
 from fedsim.core.errors import NotGranted, SpecError, did_you_mean
-from fedsim.core.learning import Colour, Protocol, Update
+from fedsim.core.learning import Batch, Colour, Protocol, Update, local_update
 from fedsim.core.ledger import Ledger
 from fedsim.core.manoeuvre import Isolated
 from fedsim.core.notebook import Notebook
@@ -182,11 +183,26 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Announced:
-    """What the federation agreed on: its model, without weights, and how an update is read by
-    somebody who knows the declared defenses."""
+    """What the federation agreed on: its model, without weights, how an update is read by somebody
+    who knows the declared defenses, and how a client trains under them."""
 
     model: ModelFactory
     counter: Callable[[nn.Module], Informed] | None = None
+    client: Client = local_update
+
+
+class Client(typing.Protocol):
+    """A client's work in one round, as `local_update` does it without defenses."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Batch],
+        protocol: Protocol,
+        *,
+        rng: torch.Generator,
+        seed: int,
+    ) -> Update: ...
 
 
 @dataclass(frozen=True)
@@ -210,12 +226,14 @@ class Secrets:
 @dataclass(frozen=True)
 class Desk:
     """Where one attack works: the seed of its coin, the ledger of what it read, the notebook of
-    what it worked out itself, the memory of what it learned. None of it is knowledge."""
+    what it worked out itself, the memory of what it learned and the field that this rests on. None
+    of it is knowledge."""
 
     seed: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     notebook: Notebook | None = None
     memory: Path | None = None
+    learned_from: str = "traffic"
 
 
 class View:
@@ -260,6 +278,7 @@ class View:
         self._known = {field: known[field] for field in granted if known.get(field) is not None}
         self._granted = granted
         self._counter = announced.counter if {"update", "defenses"} <= granted else None
+        self._client = announced.client if "defenses" in granted else local_update
         self._desk = desk or Desk()
         self.round, self.client = observation.round, observation.client
 
@@ -296,9 +315,9 @@ class View:
 
     @property
     def memory(self) -> Path | None:
-        """Where an attack keeps what it learned from the traffic: this counts as reading that."""
+        """Where an attack keeps what it learned: this counts as reading what it learned from."""
         if self._desk.memory is not None:
-            self._field("traffic")
+            self._field(self._desk.learned_from)
         return self._desk.memory
 
     def grants(self, field: str) -> bool:
@@ -356,6 +375,23 @@ class View:
             return Informed(self.update)
         self._field("update")
         return self._counter(model)
+
+    def simulated(
+        self,
+        model: nn.Module,
+        batches: Sequence[Batch],
+        coin: torch.Generator,
+        *,
+        defended: bool = True,
+    ) -> Update:
+        """What a client of the attacker's own uploads that learns from these batches as announced;
+        ``defended`` as declared, where that is known, by coins drawn from ``coin``. A cohort whose
+        masked uploads are read as one is one client with the batch of all."""
+        defended = defended and self.grants("defenses") and bool(self.defenses)
+        client = self._client if defended else local_update
+        secret = int(torch.randint(2**62, (), generator=coin))
+        drawn = torch.Generator().manual_seed(secret)
+        return client(model, batches, self.protocol(), rng=drawn, seed=secret).widened()
 
     @property
     def surrogate(self) -> Tensor:

@@ -224,10 +224,12 @@ def _is_title(text: str) -> bool:
 
 
 class SurrogateSpec(Section):
-    """Data of the attacker's own (threat D, E and G): never the clients' shards."""
+    """Data of the attacker's own (threat D, E and G): never the clients' shards. ``pictures``: how
+    many of them it gets, drawn at random where there are more."""
 
     name: str = "imagefolder"
     path: str | None = None
+    pictures: Positive = 512
 
 
 class PriorSpec(Section):

@@ -1,4 +1,4 @@
-"""Learned: what attacks keep in memory of the traffic, as pictures and curves."""
+"""Learned: what attacks that learn keep in memory, as pictures and curves."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NAME = re.compile(r"[\w.+-]+")  # of a memory; others are nobody's
 
 @dataclass(frozen=True)
 class Memory:
-    """What an attack learned from the traffic, to look at."""
+    """What an attack learned, to look at."""
 
     name: str
     picture: str
     size: tuple[int, int]
     words: str
-    curve: Markup | None  # SVG of its matching losses
+    curve: Markup | None  # SVG of its losses
 
 
 def learned(run: Run) -> list[Memory]:

@@ -188,7 +188,7 @@ def test_an_attack_waits_for_the_lessons_it_needs(run: Run) -> None:
     )
     spec = spec_of(f"attacks=[{GIML}, {before}, {middle}]")
     jobs = [
-        after_lessons(job, run.learned.absolute(), len(observed_rounds(spec)))
+        after_lessons(job, run.learned.absolute(), observed_rounds(spec))
         for job in jobs_of(run, spec, victims(spec))
     ]
     needed = {job.label: job.requires.name for job in jobs if job.requires is not None}

@@ -18,6 +18,7 @@ from fedsim.campaign.plan import (
     jobs_of,
     labelled_attacks,
     prepare,
+    taught_rounds,
     victims,
 )
 from fedsim.clients.dealing import PUBLIC, read_public, write_public
@@ -225,3 +226,16 @@ def test_a_delta_that_an_attack_cannot_match_is_told_before_any_round(
         with pytest.raises(AttackError, match=f"cannot work here: .*{words}"):
             prepare(spec)
     prepare(spec, willing=bool(words))
+
+
+def test_who_learns_from_pictures_of_its_own_is_taught_for_attacked_rounds_alone() -> None:
+    threat = "threat={model: D, surrogate: {name: lfw_subset}}"
+    attacks = "attacks=[{name: giml}, {name: inverter}]"
+    spec = small_spec(threat, attacks, "train.rounds=4", "audit={rounds: [2, 4]}")
+    giml, inverter = spec.attacks
+    assert taught_rounds(giml, spec) == [1, 2, 3, 4]
+    assert taught_rounds(inverter, spec) == [2, 4]
+    alone = small_spec(
+        threat, "attacks=[{name: inverter}]", "train.rounds=1", "train.clients_per_round=1"
+    )
+    assert prepare(alone).spec.attacks  # one observation is enough

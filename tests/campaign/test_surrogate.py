@@ -154,3 +154,16 @@ def test_what_is_the_clients_is_left_out_by_row() -> None:
     images = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 3, 8, 8)
     kept = Surrogate(images, shared=(1, 3)).apart()
     assert kept.images[:, 0, 0, 0].tolist() == [0, 2]
+
+
+def test_of_many_pictures_some_at_random_are_handed_over(clients: Path, tmp_path: Path) -> None:
+    own = tree(tmp_path / "own", range(100, 160))
+    spec = with_surrogate(clients, own, "threat.surrogate.pictures=20")
+    handed, everything = load_surrogate(spec), load_surrogate(with_surrogate(clients, own))
+    assert handed is not None
+    assert everything is not None
+    assert len(everything) == 60
+    rows = [next(r for r in range(60) if torch.equal(everything[r], picture)) for picture in handed]
+    assert len(set(rows)) == 20
+    assert 5 < sum(row < 30 for row in rows) < 15  # of either class, whose files lie together
+    assert torch.equal(handed, load_surrogate(spec))

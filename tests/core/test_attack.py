@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from fedsim.attacks import create_attack
-from fedsim.core.attack import Attack, Learner, Lesson, Reconstruction
+from fedsim.core.attack import (
+    Attack,
+    Learner,
+    Lesson,
+    Reconstruction,
+    needs_of,
+    traits_of,
+)
 from fedsim.core.errors import RunError
 from fedsim.core.files import read_json, save_tensors
 from tests.faults import Declines
@@ -98,3 +105,13 @@ def test_what_needs_and_reconstructs_is_an_attack_and_no_learner() -> None:
     assert isinstance(made, Attack)
     assert not isinstance(made, Learner)
     assert not isinstance(object(), Attack)
+
+
+def test_a_learner_needs_what_it_learns_from() -> None:
+    giml, inverter = create_attack("giml"), create_attack("inverter")
+    assert (traits_of(giml).learns_from, traits_of(giml).rehearses) == ("traffic", False)
+    assert (traits_of(inverter).learns_from, traits_of(inverter).rehearses) == ("surrogate", True)
+    assert "traffic" in needs_of(giml)
+    assert "traffic" not in needs_of(inverter)
+    assert "surrogate" in needs_of(inverter)
+    assert not traits_of(create_attack("dlg")).rehearses

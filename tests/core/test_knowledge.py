@@ -6,6 +6,8 @@ import contextlib
 import copy
 import itertools
 import pickle
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,9 +27,11 @@ from fedsim.core.knowledge import (
     granted_by,
     refuse_unplayed,
 )
+from fedsim.core.learning import local_update
 from fedsim.core.observation import read_observation
 from fedsim.core.run import Run, list_observations
 from fedsim.core.spec import Component, ServerSpec, ThreatSpec
+from fedsim.defenses.applied import announced
 
 
 def view(run: Run, threat: str, granted: frozenset[str] | None = None, **more) -> View:
@@ -143,3 +147,43 @@ def test_a_server_does_what_its_letter_is_about_and_no_more(letter: str) -> None
         assert refuse_unplayed(threat, active) is None
         with pytest.raises(SpecError, match=r"chooses whom to ask.*; H does"):
             refuse_unplayed(threat, choosing)
+
+
+def _signs(model, batches, protocol, *, rng, seed):
+    update = local_update(model, batches, protocol, rng=rng, seed=seed)
+    return replace(update, tensors={name: t.sign() for name, t in update.tensors.items()})
+
+
+def _simulating(run: Run, granted: frozenset[str], *, defended: bool = True) -> tuple[View, bool]:
+    """A View on a run whose clients upload signs, and whether its simulated clients do so too."""
+    observation = read_observation(list_observations(run.observations)[0])
+    public = replace(observation.public, defenses=[{"name": "quantization", "kind": "sign"}])
+    told = Announced(lambda: announced(observation.public), client=_signs)
+    seen = View(replace(observation, public=public), granted, told)
+    side, coin = seen.image_size, torch.Generator().manual_seed(1)
+    batch = (torch.rand(1, 3, side, side, generator=coin), torch.zeros(1, dtype=torch.long))
+    update = seen.simulated(seen.model(), [batch], coin, defended=defended)
+    return seen, all(
+        bool((t.abs() <= 1).all() and (t == t.sign()).all()) for t in update.tensors.values()
+    )
+
+
+def test_simulated_clients_defend_themselves_where_that_is_known(small_run: Run) -> None:
+    grants = THREATS["C"].grants
+    seen, signed = _simulating(small_run, grants)
+    assert signed
+    assert {"defenses", "optimizer", "learning_rate", "weights"} <= set(seen.ledger)
+    assert "update" not in seen.ledger
+    for options in ((grants - {"defenses"}, True), (grants, False)):
+        seen, signed = _simulating(small_run, options[0], defended=options[1])
+        assert not signed
+        assert "defenses" not in seen.ledger
+
+
+def test_a_memory_rests_on_what_was_learned_from(small_run: Run, tmp_path: Path) -> None:
+    desk = Desk(memory=tmp_path, learned_from="surrogate")
+    owner = view(small_run, "D", assets=Assets(torch.zeros(1, 3, 4, 4)), desk=desk)
+    assert owner.memory == tmp_path
+    assert owner.ledger == ["surrogate"]
+    with pytest.raises(NotGranted, match="surrogate"):
+        _ = view(small_run, "C", desk=Desk(memory=tmp_path, learned_from="surrogate")).memory

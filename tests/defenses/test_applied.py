@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from fedsim.core.errors import SpecError
-from fedsim.core.learning import Update
+from fedsim.core.learning import Protocol, Update
 from fedsim.core.models import build_architecture
 from fedsim.core.observation import Public
 from fedsim.core.spec import Upload
 from fedsim.defenses.applied import (
     announced,
+    client_of,
     countered,
     declared,
     hiding,
@@ -79,3 +80,19 @@ def test_what_was_uploaded_in_half_is_countered_in_float32() -> None:
     update = Update(Upload.GRADIENT, {"head.weight": torch.ones(2, dtype=torch.bfloat16)})
     model = build_architecture(small_spec().model, image_size=32, num_classes=8)
     assert countered(update, [], model).update.tensors["head.weight"].dtype == torch.float32
+
+
+def test_a_simulated_client_defends_itself_as_in_its_round_without_masks() -> None:
+    defenses = [
+        {"name": "clipping", "norms": [2.0, 0.5]},
+        {"name": "secure_aggregation"},
+    ]
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    batch = (torch.rand(2, 3, 2, 2), torch.tensor([0, 1]))  # one of them is badly wrong
+    for round_, norm in ((1, 2.0), (2, 0.5)):
+        client = client_of(defenses, round_, 0, (0, 1))
+        big = Protocol(mean=(-50.0,) * 3)
+        update = client(net, [batch], big, rng=torch.Generator(), seed=0)
+        whole = torch.cat([t.flatten() for t in update.tensors.values()])
+        assert whole.is_floating_point()
+        assert float(whole.norm()) == pytest.approx(norm, abs=1e-4)
