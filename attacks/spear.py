@@ -164,7 +164,7 @@ def _refuse_many(batch: int, weight: Tensor) -> None:
 def _gradient(view: View, update: Update, model: nn.Module, first: FirstLayer) -> Tensor:
     """[dW | db], or a multiple of it, (m, n + 1)."""
     weight, bias = uploaded(update.tensors, (first.weight, first.bias), "spear")
-    matrix = torch.cat([weight, bias[:, None]], 1)
+    matrix = update.kind.sign * torch.cat([weight, bias[:, None]], 1)
     if update.kind is Upload.DELTA:
         known = view.known_protocol()
         steps, epochs = view.local_steps if view.grants("local_steps") else (None, None)
@@ -172,7 +172,7 @@ def _gradient(view: View, update: Update, model: nn.Module, first: FirstLayer) -
         taken = steps_of_round(steps, epochs, samples, view.batch_size)
         _refuse_steps(known.optimizer if known is not None else "sgd", taken)
         if known is not None:  # what weight decay takes of the weights is no gradient
-            matrix = matrix - (kept_weight(known, 1) - 1) * _own(model, first)
+            matrix = matrix - update.kind.sign * (kept_weight(known, 1) - 1) * _own(model, first)
     if not bool((matrix != 0).any()):
         raise AttackError(
             "the first layer's gradient is zero: no unit is on, or what follows it lets nothing "

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedsim.attacks.closed.sparse import Column, ColumnSpace
 
-_BELIEVED = 0.95  # of the units, on the right side of the plane
-_NEWTON = 12
+_BELIEVED = 0.995  # of the units, on the right side of the plane
+_NEWTON = 25
 _POLISH = 3
 
 
@@ -36,7 +36,7 @@ class Layer:
         plane, as those that are on for one picture do."""
         on = ~self.space.zeros(q[None])[0]
         normal, share = plane(self.sides * self.space.sizes, on)
-        if share < _BELIEVED:
+        if share < _BELIEVED - self.space.blurred(q):
             return None
         return Column(q if float(normal @ q) >= 0 else -q, normal / normal.norm())
 
@@ -110,6 +110,8 @@ def plane(points: Tensor, on: Tensor) -> tuple[Tensor, float]:
         share = float((_share(right[on]) + _share(right[~on])) / 2)
         if share >= least:
             best, least = normal, share
+        if share == 1:
+            break
         sure = torch.sigmoid(-sign * values)
         slope = points.T @ (sign * sure)
         weights = (sure * (1 - sure)).clamp(min=1e-9)

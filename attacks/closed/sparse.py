@@ -25,11 +25,12 @@ _STEPS = 40  # of the descent, over which what counts as small shrinks from half
 _SHRINK = 0.75
 _TOGETHER = 64  # starts in one batch
 _ABOVE_NOISE = 3.0  # singular values that are not noise
-_NEAR_ZERO = 6.0  # standard deviations of the noise
+_NEAR_ZERO = 10.0  # standard deviations of the noise
 _NEVER_ZERO = 0.05  # of a column's root mean square: however large the noise, more is no zero
 _ACCIDENT = 0.999  # leverage of a row, beyond which the others do not need it to be explained
 _SPARSE = 0.2  # share of zeros that makes the whole space's search look closer
 _DEEPEST, _WIDEST = 4, 8  # mixtures in mixtures, and columns in one
+_MOST_LOOKS = 200  # at different directions of one batch
 _SAME = 1e-7  # 1 - cosine
 _APART = 1e-4  # what a direction must have beside those that are known
 
@@ -80,6 +81,11 @@ class ColumnSpace:
         """Where L q is zero as far as can be told: (k, r) -> (k, m)."""
         return (q @ self.left.T).abs() <= self.tolerance(q)
 
+    def blurred(self, q: Tensor) -> float:
+        """About how many of a column's numbers, as a share, pass for zeros and are none."""
+        usual = float(q.norm()) / math.sqrt(len(self.left))
+        return float(self.tolerance(q[None]).mean()) / usual
+
 
 @dataclass(frozen=True)
 class Column:
@@ -102,6 +108,7 @@ class Search:
     found: list[Column] = field(default_factory=list)
     starts: int = 0
     _refused: list[Tensor] = field(default_factory=list)
+    _searched: list[Tensor] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
@@ -178,20 +185,20 @@ class Search:
         fewest = int(_SPARSE * len(self.space.left))
         if depth:
             fewest = int(self._always_zero(basis).sum()) + basis.shape[1] + 3
-        seen: list[Tensor] = []
-        for index in zeros.argsort(descending=True)[:200].tolist():
-            if int(zeros[index]) < fewest or self.done:
+        for _ in range(_MOST_LOOKS):
+            if self.done or not len(zeros) or int(zeros.max()) < fewest:
                 break
-            q = directions[index] / directions[index].norm()
-            if _among(q, seen) or self._met(q):
-                continue
-            seen.append(q)
-            span = self._explained(q)
+            q = directions[zeros.argmax()]
+            span = q[:, None] if self._met(q) else self._explained(q)
+            other = (directions @ torch.cat([q[:, None], span], 1)).square()
+            other = torch.maximum(other[:, 0], other[:, 1:].sum(1)) < 1 - _SAME
+            directions, zeros = directions[other], zeros[other]
             k = span.shape[1]
             if k == 1:
                 self._offer(span[:, 0])
             elif 1 < k < min(basis.shape[1], _WIDEST + 1) and depth < _DEEPEST:
-                if self._known_in(span) < k:
+                if self._known_in(span) < k and not self._was_searched(span):
+                    self._searched.append(span)
                     self._look_closer(self._draw(span), span, depth + 1)
 
     def _explained(self, q: Tensor) -> Tensor:
@@ -218,6 +225,12 @@ class Search:
             self._refused.append(q)
         elif float(_outside(q, self._directions).norm()) > _APART:
             self.found.append(column)
+
+    def _was_searched(self, span: Tensor) -> bool:
+        """Whether draws were made in a subspace before."""
+        k = span.shape[1]
+        same = (s for s in self._searched if s.shape[1] == k)
+        return any(float((s.T @ span).square().sum()) > k - _SAME for s in same)
 
     def _met(self, q: Tensor) -> bool:
         """Whether a direction was judged before."""
