@@ -434,7 +434,9 @@ def _examples(spec: Spec, reply: Reply) -> int:
     train = spec.train
     if train.local_steps:
         return train.local_steps * train.step_size
-    return (reply.examples or 0) * (train.local_epochs or 1)
+    held = reply.examples or 0
+    seen = held - held % train.step_size if train.drop_last else held
+    return seen * (train.local_epochs or 1)
 
 
 def _row(number: int, messages: Messages) -> dict[str, Any]:
