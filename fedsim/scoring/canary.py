@@ -28,7 +28,6 @@ from fedsim.core.files import checksum, read_json, write_json
 from fedsim.core.learning import Protocol, Update, local_update, recall
 from fedsim.core.observation import (
     Observation,
-    Public,
     read_observation,
     recorded_checksum,
     refuse_foreign,

@@ -191,9 +191,7 @@ def _changes(protocol: Protocol) -> Iterator[Change]:
     def change(field: str, section: str = "train", **values: Any) -> Change:
         name, value = next(iter(values.items()))
         said = getattr(protocol, name)
-        return Change(
-            f"{section}.{field}", replace(protocol, **values), _told(said), _told(value)
-        )
+        return Change(f"{section}.{field}", replace(protocol, **values), _told(said), _told(value))
 
     if protocol.optimizer == "sgd":
         for momentum in (0.9, 0.0, 0.5, 0.95, 0.99):

@@ -19,11 +19,12 @@ from fedsim.scoring.canary import UNLEARNABLE, tolerance_of
 from fedsim.scoring.diagnosis import Diagnosis, diagnose, tosses
 from fedsim.scoring.scores import results_of
 
+UNBOUND = "truth_unbound"  # the event that says why a client's witness does not tell the truth
 MISDECLARED = "misdeclared"  # the event that names the field
 NOTHING = "No single change of the declaration that was tried gives the update observed."
 COINS = (
-    "Its model tosses coins while it is trained (dropout), which nobody wrote down: no replay gives "
-    "the update, and only what is recovered says anything."
+    "Its model tosses coins while it is trained (dropout), which nobody wrote down: no replay "
+    "gives the update, and only what is recovered says anything."
 )
 
 
@@ -34,11 +35,12 @@ def witnessed(run: Run, job: Job) -> bool:
 
 def unscored(run: Run, jobs: Iterable[Job]) -> dict[str, dict[str, Any]]:
     """By attack: how many pictures it made from how many updates, how many labels it read, and its
-    own measure of fit in the median, where it has one."""
+    own measure of fit in the median, where it has one; and why what was witnessed is no truth."""
     made: dict[str, list[Any]] = {}
     for job, result in results_of(jobs, run.spec.seed):
         made.setdefault(job.label, []).append((job, result))
     found = {}
+    unbound = [event["message"] for event in run.events() if event["kind"] == UNBOUND]
     for label, results in made.items():
         losses = [result.loss for _, result in results if result.loss is not None]
         first = [result for job, result in results if not job.trial]
@@ -48,6 +50,7 @@ def unscored(run: Run, jobs: Iterable[Job]) -> dict[str, dict[str, Any]]:
             "labels_read": sum(0 if r.labels is None else len(r.labels) for r in first),
             "loss": float(np.median(losses)) if losses else None,
             "seconds": float(sum(result.seconds for _, result in results)),
+            "unbound": unbound[-1] if unbound else None,
         }
     return found
 
