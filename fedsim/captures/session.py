@@ -290,7 +290,7 @@ class Session:
             if self._shapes is None:
                 self._shapes = shapes
                 if _takes_grey(shapes):
-                    words = "its first layer takes one channel: only pictures of three are audited"
+                    words = "its first convolution takes one channel: grey pictures are not audited"
                     self._trouble("grey", words)
             if shapes != self._shapes:
                 words = "the model has another shape than in the first round: it is not kept"

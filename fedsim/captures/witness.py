@@ -202,7 +202,7 @@ class Keeper:
     def announce(self) -> None:
         """Let it be known that somebody watches, whether or not anything is ever seen."""
         now = time.time()
-        about = {"number": NO_PASS, "began": now, "ended": now, "exhausted": False}
+        about: dict[str, Any] = {"number": NO_PASS, "began": now, "ended": now, "exhausted": False}
         lost = "no pass through its loader came to an end: a loop is at it, or it went another way"
         silent = Pass(About(**self._about, **about, lost=lost), *_Notes().tensors())
         self._writer().submit("word of itself", lambda: silent.write(self._vault))

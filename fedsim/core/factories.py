@@ -68,8 +68,8 @@ def adopt(
     if found.classes != num_classes:
         raise ModelError(
             f"'{name}' tells {found.classes} classes apart and the data has {num_classes}; its "
-            f"factory takes none of {', '.join(CLASSES)}: give it in model.options, or name a "
-            f"factory that takes one."
+            f"factory takes none of {', '.join(CLASSES)}: give it in model.options, name a factory "
+            f"that takes one, or declare classes={found.classes} of a captured app."
         )
     remember(model, found)
     return model
