@@ -255,8 +255,10 @@ def _in_stages(jobs: list[Job], played: Mapping[str, Role]) -> Iterator[Job]:
 
     def cheaper(job: Job, other: Job) -> bool:
         mine, its = played[job.label], played.get(other.label)
+        if its is None or its.sample or its.member.kind == "beside":
+            return False
         same = (job.victim, job.trial) == (other.victim, other.trial)
-        return same and its is not None and not its.sample and its.member.stage < mine.member.stage
+        return same and its.member.stage < mine.member.stage
 
     for job in jobs:
         role = played.get(job.label)

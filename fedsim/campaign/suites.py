@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from fedsim.attacks import ATTACKS, create_attack
 from fedsim.attacks.suites import Member, Suite, suite_called
 from fedsim.core.attack import needs_of
+from fedsim.core.candidates import CANDIDATES
 from fedsim.core.defense import Defense
 from fedsim.core.errors import SpecError
 from fedsim.core.knowledge import FIELDS, THREATS, granted_by
@@ -63,7 +64,7 @@ def cast_of(spec: Spec) -> Cast | None:
     parts: list[tuple[Component, Role]] = []
     missing: dict[str, str] = {}
     for member in suite.members:
-        if not _wanted(member) <= THREATS[spec.threat.model].grants:
+        if not _wanted(member) <= THREATS[spec.threat.model].grants | {CANDIDATES}:
             continue  # it belongs to another letter
         if lacking := _lacking(member, spec):
             missing[member.component.short_name] = lacking
@@ -87,6 +88,7 @@ def _lacking(member: Member, spec: Spec) -> str | None:
         "surrogate": spec.threat.surrogate,
         "priors": spec.threat.prior,
         "generator": spec.threat.generator,
+        CANDIDATES: spec.threat.candidates or None,
     }
     for name in sorted(_wanted(member)):
         if name in spec.threat.withhold:

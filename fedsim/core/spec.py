@@ -67,6 +67,9 @@ __all__ = [
 ]
 
 
+SUITE_CANDIDATES = 16  # of a batch's own pictures, for the membership inference of a suite
+
+
 class Spec(Section):
     """One experiment."""
 
@@ -96,7 +99,8 @@ class Spec(Section):
     @classmethod
     def _a_suite_has_a_version(cls, value: Any) -> Any:
         """``attacks: standard`` is the newest suite, and stays that one when there are newer. An
-        active server that is not told what to do fishes."""
+        active server that is not told what to do fishes, and candidates are listed for its
+        membership inference."""
         if not isinstance(value, Mapping) or "attacks" not in value:
             return value
         attacks = value["attacks"]
@@ -108,6 +112,7 @@ class Spec(Section):
         if any(isinstance(one, Mapping) and _is_suite(one) for one in pinned):
             server = _playing(value.get("server"), value.get("threat"))
             changed |= {} if server is None else {"server": server}
+            changed["threat"] = _asking(value.get("threat"))
         return changed
 
     @model_validator(mode="after")
@@ -202,6 +207,15 @@ def _pinned(attack: Any) -> Any:
 
 def _is_suite(attack: Mapping[str, Any]) -> bool:
     return str(attack.get("name", "")).startswith(f"{STANDARD}-")
+
+
+def _asking(threat: Any) -> Any:
+    """A threat section with candidates for whoever tells members from others, unless it says how
+    many there are."""
+    if isinstance(threat, ThreatSpec):
+        threat = threat.model_dump(mode="json", exclude_unset=True)
+    told = {"model": threat} if isinstance(threat, str) else threat or {}
+    return {"candidates": SUITE_CANDIDATES, **told} if isinstance(told, Mapping) else threat
 
 
 def _playing(server: Any, threat: Any) -> Any:

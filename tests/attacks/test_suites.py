@@ -18,7 +18,8 @@ def test_every_member_of_a_suite_is_an_attack_with_right_parameters(version: str
     suite = suite_called(Component(name=version))
     for member in (*suite.members, suite.check):
         attack: Any = create_attack(member.attack, **member.params)
-        assert not member.evaluations or member.evaluations == attack.steps * attack.seeds
+        if member.kind == "search":
+            assert member.evaluations == attack.steps * attack.seeds
     stages = [member.stage for member in suite.members]
     assert stages == sorted(stages), "the cheaper come first"
     titles = [member.component.short_name for member in suite.members]

@@ -55,8 +55,18 @@ def test_a_letter_has_the_members_that_it_grants_all_they_need() -> None:
     assert "gradvit" in _named(owning)
     poor = cast_of(owning)
     assert poor is not None
-    assert set(poor.missing) == {"gias"}
+    assert set(poor.missing) == {"gias", "inverter"}
     assert "threat.generator" in poor.missing["gias"]
+    assert "threat.surrogate" in poor.missing["inverter"]
+
+
+def test_a_suite_has_candidates_for_its_membership_inference() -> None:
+    assert small_spec(STANDARD).threat.candidates == 16
+    assert "membership" in _named(small_spec(STANDARD, "threat=B"))
+    none = cast_of(small_spec(STANDARD, "threat={model: C, candidates: 0}"))
+    assert none is not None
+    assert set(none.missing) == {"membership"}
+    assert small_spec().threat.candidates == 0
 
 
 def test_what_is_withheld_is_missed() -> None:
@@ -102,7 +112,7 @@ def test_a_later_stage_comes_after_the_cheaper_ones_on_the_same_victim(tmp_path:
     assert (longer.round, longer.client, longer.trial) == (*min(victims(spec)), 0)
     search = next(job for job in jobs if job.label == "cosine tv 0.1" and job.trial == 1)
     before = {path.parents[1].name for path in search.after}
-    assert before == {"patch_solve", "row_space", "rgap", "april_closed", "features"}
+    assert before == {"patch_solve", "row_space", "rgap", "april_closed", "spear"}
     assert all(f"client-{search.client:04d}-trial-1" in path.name for path in search.after)
     exhaustive = small_spec("attacks=[{name: standard, exhaustive: true}]")
     assert not any(job.after for job in jobs_of(Run(tmp_path), exhaustive, victims(exhaustive)))
