@@ -251,7 +251,7 @@ def test_it_attacks_only_what_it_has_learned_for(run: Run, tmp_path: Path) -> No
         attack.reconstruct(view_at(run, tmp_path), device=CPU, progress=no_progress)
     view = view_at(run, memory_of(run))
     view._known["batch_size"] = 2  # a cohort of which fewer stayed
-    with pytest.raises(AttackError, match="2 pictures stand behind this update, and .* for 1"):
+    with pytest.raises(AttackError, match=r"2 pictures stand behind this update, and .* for 1"):
         attack.reconstruct(view, device=CPU, progress=no_progress)
     view = view_at(run, memory_of(run))
     view._known["weights"] = {n: t + 1 for n, t in view.weights.items()}
