@@ -159,12 +159,17 @@ class resumable:  # noqa: N801 - reads as the statement it is
 
 
 def tell_verdicts(summary: dict[str, Any]) -> None:
+    from fedsim.report.content import lines
+
     colours = {"LEAKS": "red", "PARTIAL": "yellow"}
     colours |= {"NOT SCORED": "blue"}
     colours |= dict.fromkeys(["MIS-SPECIFIED", "INCOMPLETE"], "magenta")
-    for entry in summary["verdicts"]:
+    suite = summary.get("suite")
+    for entry in lines(summary["verdicts"], suite):
         colour = colours.get(entry["verdict"], "cyan")
         out.print(styled((entry["verdict"], f"bold {colour}"), f" {entry['words']}"))
+    for flag in suite["flags"] if suite else []:
+        out.print(styled(("flag", "bold magenta"), f" {flag['words']}"))
     tell_events(summary["events"])
     for job in summary["failed_jobs"]:
         if job["kind"] != "declined":

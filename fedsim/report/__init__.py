@@ -38,6 +38,7 @@ def write_report(run: Run, jobs: list[Job], *, redacted: bool = False) -> Path:
             summary=summary,
             finding=finding,
             attacks=attacks,
+            lines=content.lines(attacks, summary.get("suite")),
             baseline=baseline,
             redacted=redacted,
             hero=pictures.closest(run, jobs, scores, finding.attack, redacted=redacted),

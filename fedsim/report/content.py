@@ -25,11 +25,22 @@ from fedsim.scoring.statistics import count_pictures
 
 CURVES = ["round", "train_loss", "test_loss", "test_accuracy"]
 TROUBLES_SHOWN = 50
+TELLING = ("LEAKS", "PARTIAL")  # verdicts that a member of a suite is named for
 
 
 def ranked(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The strongest first, the baseline last."""
     return [_worded(entry) for entry in sorted(verdicts, key=strength)]
+
+
+def lines(attacks: list[dict[str, Any]], suite: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """What stands at the top, a line each: of a suite what it came to, and the members by which
+    something came back; its own section has the others."""
+    if suite is None:
+        return attacks
+    members = {member["attack"] for member in suite["members"]}
+    kept = [a for a in attacks if a["attack"] not in members or a["verdict"] in TELLING]
+    return [{"verdict": suite["verdict"], "words": suite["words"]}, *kept]
 
 
 def _worded(entry: dict[str, Any]) -> dict[str, Any]:

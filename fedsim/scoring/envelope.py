@@ -128,16 +128,19 @@ def suite_account(
     members = [_member(label, role, by_label, excused) for label, role in played.items()]
     tries = weighed(run, jobs, played)
     told = [by_label[label] for label in played if label in by_label]
+    worst, picked = _described(envelope, ""), _described(envelope, "picked_")
+    verdict = _verdict(told)
     return {
         "version": cast.suite.version,
         "exhaustive": cast.exhaustive,
-        "verdict": _verdict(told),
+        "verdict": verdict,
+        "words": _words(cast.suite.version, worst, picked, by_label.get(guess or "", {})),
         "members": members,
         "missing": dict(cast.missing),
         "evaluations": _evaluations(scores, played),
         "evaluations_at_most": sum(m["evaluations"] for m in members if not m["check"]),
-        "envelope": {**_described(envelope, ""), "labels": _most_labels(told)},
-        "picked": _described(envelope, "picked_"),
+        "envelope": {**worst, "labels": _most_labels(told)},
+        "picked": picked,
         "by_client": _by_client(envelope),
         "flags": flags_of(
             cast, played, scores, envelope, told, tries, excused, baseline_label(spec)
@@ -149,6 +152,25 @@ def _verdict(entries: Iterable[Mapping[str, Any]]) -> str:
     """The strongest that any member came to."""
     met = [entry["verdict"] for entry in entries if entry["verdict"] in _ORDER]
     return min(met, key=_ORDER.index, default="NO RESULT")
+
+
+def _words(
+    version: str,
+    worst: Mapping[str, Any],
+    picked: Mapping[str, Any],
+    guess: Mapping[str, Any],
+) -> str:
+    """The suite in a sentence."""
+    if "psnr" not in worst:
+        return f"{version}: nothing could be scored."
+    beside = guess.get("metrics", {}).get("psnr", {}).get("mean")
+    without = "" if beside is None else f" (a guess without the update: {beside:.1f} dB)"
+    chosen = f"{picked['psnr']['mean']:.1f} dB" if "psnr" in picked else "nothing"
+    return (
+        f"{version}: by its closest member each, {worst['psnr']['mean']:.1f} dB on average over "
+        f"{worst['pictures']} pictures{without}, {100 * worst['recovered']:.0f} % recovered; an "
+        f"attacker would have picked {chosen}."
+    )
 
 
 def _member(

@@ -126,4 +126,6 @@ def test_the_summary_and_the_page_tell_it(run: Run, monkeypatch: pytest.MonkeyPa
     assert len(table) == suite["envelope"]["pictures"]
     page = run.report.read_text()
     assert 'id="suite"' in page
+    assert suite["words"] in page
+    assert page.count('<li><span><span class="label') < 8, "members are not named at the top"
     assert "check of the budget" in page
