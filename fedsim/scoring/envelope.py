@@ -123,17 +123,16 @@ def suite_account(
     cast = cast_of(spec)
     if cast is None:
         return None
-    played = roles(spec)
+    played, guess = roles(spec), baseline_label(spec)
     by_label = {entry["attack"]: entry for entry in verdicts}
     members = [_member(label, role, by_label, excused) for label, role in played.items()]
     tries = weighed(run, jobs, played)
     told = [by_label[label] for label in played if label in by_label]
     worst, picked = _described(envelope, ""), _described(envelope, "picked_")
-    verdict = _verdict(told)
     return {
         "version": cast.suite.version,
         "exhaustive": cast.exhaustive,
-        "verdict": verdict,
+        "verdict": _verdict(told),
         "words": _words(cast.suite.version, worst, picked, by_label.get(guess or "", {})),
         "members": members,
         "missing": dict(cast.missing),
@@ -142,9 +141,7 @@ def suite_account(
         "envelope": {**worst, "labels": _most_labels(told)},
         "picked": picked,
         "by_client": _by_client(envelope),
-        "flags": flags_of(
-            cast, played, scores, envelope, told, tries, excused, baseline_label(spec)
-        ),
+        "flags": flags_of(cast, played, scores, envelope, told, tries, excused, guess),
     }
 
 
