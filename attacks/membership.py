@@ -57,10 +57,10 @@ class Membership(Attack):
         }
     )
 
-    references: Annotated[int, Field(ge=2)] = 256
-    own: Count = 24
+    references: Annotated[int, Field(ge=2)] = 448
+    own: Count = 16
     others: Count = 0
-    numbers: Annotated[int, Field(ge=1)] = 2**20
+    numbers: Annotated[int, Field(ge=1)] = 2**19
     adaptive: bool = True
 
     @property
