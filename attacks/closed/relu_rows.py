@@ -8,6 +8,7 @@ zeros, and it must be zero on one side of a plane (SPEAR, Dimitrov et al. 2024, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from fedsim.attacks.closed.sparse import Column, ColumnSpace
 
 _BELIEVED = 0.995  # of the units, on the right side of the plane
 _NEWTON = 25
+_HOPELESS, _SOON = 0.9, 6  # so few on the right side after so many steps
 _POLISH = 3
 
 
@@ -26,7 +28,7 @@ class Layer:
     space: ColumnSpace
     weight: Tensor  # [W | b], (m, n + 1)
 
-    @property
+    @cached_property
     def sides(self) -> Tensor:
         """Each unit's output for the rows of M's basis, (m, r)."""
         return self.weight @ self.space.right.T
@@ -104,13 +106,13 @@ def plane(points: Tensor, on: Tensor) -> tuple[Tensor, float]:
     points = points / scale
     sign = on.double() * 2 - 1
     normal, best, least = points.T @ sign / len(points), None, -1.0
-    for _ in range(_NEWTON):
+    for step in range(_NEWTON):
         values = points @ normal
         right = (values > 0) == on
         share = float((_share(right[on]) + _share(right[~on])) / 2)
         if share >= least:
             best, least = normal, share
-        if share == 1:
+        if share == 1 or (step == _SOON and least < _HOPELESS):
             break
         sure = torch.sigmoid(-sign * values)
         slope = points.T @ (sign * sure)

@@ -29,8 +29,10 @@ _NEAR_ZERO = 10.0  # standard deviations of the noise
 _NEVER_ZERO = 0.05  # of a column's root mean square: however large the noise, more is no zero
 _ACCIDENT = 0.999  # leverage of a row, beyond which the others do not need it to be explained
 _SPARSE = 0.2  # share of zeros that makes the whole space's search look closer
-_DEEPEST, _WIDEST = 4, 8  # mixtures in mixtures, and columns in one
-_MOST_LOOKS = 200  # at different directions of one batch
+_WIDEST = 8  # spaces in which draws alone may find all
+_DEEPEST, _MIXED = 3, 5  # mixtures in mixtures, and columns in one
+_PATIENCE = 5  # batches of starts without a new column
+_LOOKS = 16  # at different directions, for each dimension of where they lie
 _SAME = 1e-7  # 1 - cosine
 _APART = 1e-4  # what a direction must have beside those that are known
 
@@ -109,6 +111,7 @@ class Search:
     starts: int = 0
     _refused: list[Tensor] = field(default_factory=list)
     _searched: list[Tensor] = field(default_factory=list)
+    _in_vain: int = 0
 
     @property
     def done(self) -> bool:
@@ -124,10 +127,19 @@ class Search:
             self._look_closer(self._draw(whole), whole, 1)
         while not self.done and self.starts < most:
             count = min(_TOGETHER, most - self.starts)
-            self.starts += count
+            self.starts, before = self.starts + count, len(self.found)
             self._look_closer(self._descend(count), whole, 0)
+            self._in_vain = 0 if len(self.found) > before else self._in_vain + 1
+            if not self._in_vain % _PATIENCE:  # draws may have missed
+                self._searched.clear()
             told(self.starts, len(self.found))
         return self.found
+
+    @property
+    def _most_mixed(self) -> int:
+        """How many columns a mixture may have that is taken apart: the more, the longer nothing
+        else was found."""
+        return min(_MIXED + self._in_vain // _PATIENCE, _WIDEST)
 
     def _descend(self, count: int) -> Tensor:
         """Directions (count, r) with many zeros, from random ones."""
@@ -185,7 +197,7 @@ class Search:
         fewest = int(_SPARSE * len(self.space.left))
         if depth:
             fewest = int(self._always_zero(basis).sum()) + basis.shape[1] + 3
-        for _ in range(_MOST_LOOKS):
+        for _ in range(_LOOKS * basis.shape[1]):
             if self.done or not len(zeros) or int(zeros.max()) < fewest:
                 break
             q = directions[zeros.argmax()]
@@ -196,7 +208,7 @@ class Search:
             k = span.shape[1]
             if k == 1:
                 self._offer(span[:, 0])
-            elif 1 < k < min(basis.shape[1], _WIDEST + 1) and depth < _DEEPEST:
+            elif 1 < k < basis.shape[1] and k <= self._most_mixed and depth < _DEEPEST:
                 if self._known_in(span) < k and not self._was_searched(span):
                     self._searched.append(span)
                     self._look_closer(self._draw(span), span, depth + 1)
