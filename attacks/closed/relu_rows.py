@@ -16,6 +16,7 @@ from torch import Tensor
 from fedsim.attacks.closed.sparse import Column, ColumnSpace
 
 _BELIEVED = 0.995  # of the units, on the right side of the plane
+_SPARED = 4  # units that may be taken for off and are not, or the other way round
 _NEWTON = 25
 _HOPELESS, _SOON = 0.9, 6  # so few on the right side after so many steps
 _POLISH = 3
@@ -38,7 +39,7 @@ class Layer:
         plane, as those that are on for one picture do."""
         on = ~self.space.zeros(q[None])[0]
         normal, share = plane(self.sides * self.space.sizes, on)
-        if share < _BELIEVED - self.space.blurred(q):
+        if share < _BELIEVED - _SPARED / len(on) - self.space.blurred(q):
             return None
         return Column(q if float(normal @ q) >= 0 else -q, normal / normal.norm())
 
@@ -112,7 +113,7 @@ def plane(points: Tensor, on: Tensor) -> tuple[Tensor, float]:
         share = float((_share(right[on]) + _share(right[~on])) / 2)
         if share >= least:
             best, least = normal, share
-        if share == 1 or (step == _SOON and least < _HOPELESS):
+        if step == _SOON and least < _HOPELESS:
             break
         sure = torch.sigmoid(-sign * values)
         slope = points.T @ (sign * sure)

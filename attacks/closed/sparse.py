@@ -150,7 +150,9 @@ class Search:
         q = torch.randn(count, rank, generator=self.coin, dtype=torch.float64)
         q[::2] = self._unlike_the_known(q[::2])
         floor = self._relative_noise()[alive]
-        small = 0.5
+        small = torch.full((count, 1), 0.5, dtype=torch.float64)
+        if self.found:  # the more is known, the closer the start: it must not be forgotten at once
+            small[::2] *= 10 ** (-2 * torch.rand(len(q[::2]), 1, generator=self.coin))
         for _ in range(_STEPS):
             values = (q @ rows.T).square()
             usual = values.mean(1, keepdim=True)
