@@ -35,11 +35,12 @@ class Layer:
         return self.weight @ self.space.right.T
 
     def judge(self, q: Tensor) -> Column | None:
-        """A direction as a column of D the right way round, if the units where it is not zero lie on one side of a
-        plane, as those that are on for one picture do."""
+        """A direction as a column of D, the right way round, if the units where it is not zero lie
+        on one side of a plane, as those that are on for one picture do."""
         on = ~self.space.zeros(q[None])[0]
         normal, share = plane(self.sides * self.space.sizes, on)
-        if share < _BELIEVED - _SPARED / len(on) - self.space.blurred(q):
+        believed = _BELIEVED - _SPARED / len(on) - self.space.blurred(q)
+        if self.space.rank > 1 and share < believed:  # one picture is told by the rank
             return None
         return Column(q if float(normal @ q) >= 0 else -q, normal / normal.norm())
 

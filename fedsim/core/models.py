@@ -11,7 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-import fedsim.core.convnet  # noqa: F401  registers our own small networks with timm
+import fedsim.core.convnet  # registers our own small networks with timm
 import fedsim.core.mlp  # noqa: F401
 from fedsim.core.anatomy import found_in, head_names, remember, vit_parts
 from fedsim.core.dissection import dissect
