@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedsim.attacks import create_attack
 from fedsim.clients.data import load_images
-from fedsim.clients.data.images import ImageSet
+from fedsim.clients.data.pictures import ImageSet
 from fedsim.core.attack import Reconstruction, no_progress
 from fedsim.core.errors import AttackError
 from fedsim.core.knowledge import THREATS, Announced, Desk, View

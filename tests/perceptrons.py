@@ -46,6 +46,13 @@ class NormedMlp(Perceptron):
         return nn.Sequential(nn.BatchNorm1d(hidden), nn.ReLU())
 
 
+class NormedBehind(Perceptron):
+    """What comes behind the ReLU mixes the batch."""
+
+    def module(self, hidden: int) -> nn.Module:
+        return nn.Sequential(nn.ReLU(), nn.BatchNorm1d(hidden))
+
+
 class DroppedMlp(Perceptron):
     def module(self, hidden: int) -> nn.Module:
         return nn.Sequential(nn.Dropout(0.3), nn.ReLU())

@@ -54,11 +54,13 @@ def test_pictures_near_the_8_bit_grid_are_moved_onto_it() -> None:
     assert any("4 moved onto the 8-bit grid" in note for note in result.notes)
 
 
-@pytest.mark.parametrize("name", ["tests.perceptrons:CalledRelu", "tests.perceptrons:InPlaceRelu"])
+@pytest.mark.parametrize("name", ["CalledRelu", "InPlaceRelu", "NormedBehind"])
 def test_the_first_layer_is_found_by_what_it_does(name: str) -> None:
     images, labels = photos(16, ROWS[:4])
-    result = attack(observe(ModelSpec(name=name), images, labels), "spear", snap=False)
+    spec = ModelSpec(name=f"tests.perceptrons:{name}")
+    result = attack(observe(spec, images, labels), "spear", snap=False)
     assert worst(images, result) > 120
+    assert matched(images, labels, result) == labels.tolist()
 
 
 def test_layers_behind_the_first_do_not_matter() -> None:
