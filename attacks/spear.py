@@ -35,7 +35,8 @@ from fedsim.core.learning import Update
 from fedsim.core.observation import Public
 from fedsim.core.spec import Upload
 
-_POOR_FIT = 1e-3  # relative residual beyond which pictures are not called exact
+_POOR_FIT = 1e-4  # relative residual beyond which pictures are not called exact
+_CONTRADICTED = 5  # times the part of the gradient that its rank leaves out
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,18 @@ class Spear(Attack):
         first = first_layer(model, side, "spear")
         informed = view.informed(model) if self.adaptive else Informed(view.update)
         notes = list(informed.notes)
-        matrix = _gradient(view, informed.update, model, first)
+        matrix = _gradient(view, informed.update, model, first, notes)
         layer = _layer(matrix, model, first, view.batch_size)
-        found = self._search(layer, view, progress, notes)
-        found = layer.polished(found)
-        rows = layer.pictures(found)
-        columns, misfit = layer.explained(rows)
-        if misfit > _POOR_FIT:
-            notes.append(
-                f"the gradient is {misfit:.1e} away from that of the pictures found: they are not "
-                f"exact"
+        search = Search(layer.space, layer.judge, view.coin())
+        search.run(self.starts, lambda starts, _: progress(starts, self.starts, None))
+        if not search.found:
+            raise AttackError(
+                f"no picture came out of {search.starts} starts: noise, several steps, or pictures "
+                f"that {len(matrix)} units do not tell apart."
             )
+        rows = layer.pictures(layer.polished([column.q for column in search.found]))
+        columns, misfit = layer.explained(rows)
+        notes += _notes(search, layer, view.batch_size, misfit)
         labels = _labels(model, first, rows[:, :-1], columns, side)
         mean, std = (torch.tensor(c, dtype=torch.float64).view(3, 1, 1) for c in view.normalisation)
         images = (first.fold(rows[:, :-1], side) * std + mean).clamp(0, 1)
@@ -95,29 +97,6 @@ class Spear(Attack):
         if informed.undo is not None:
             images = informed.undo(images)
         return Reconstruction(images=images.float(), labels=labels, loss=misfit, notes=notes)
-
-    def _search(
-        self, layer: Layer, view: View, progress: Progress, notes: list[str]
-    ) -> list[Tensor]:
-        """The directions of the pictures, as many as are found."""
-        rank, batch = layer.space.rank, view.batch_size
-        search = Search(layer.space, rank, layer.judge, view.coin())
-        found = search.run(self.starts, lambda starts, _: progress(starts, self.starts, None))
-        if not found:
-            raise AttackError(
-                f"no picture came out of {search.starts} starts: noise, several steps, or more "
-                f"pictures than {len(layer.weight)} units tell apart."
-            )
-        notes.append(f"{len(found)} of {batch} pictures found, in {search.starts} starts")
-        if rank < batch:
-            notes.append(
-                f"the gradient has rank {rank}: pictures are the same, or without a gradient"
-            )
-        if len(found) < rank:
-            notes.append(
-                "without the rest the pictures found are approximate: more starts may find all"
-            )
-        return [column.q for column in found]
 
     def _finished(self, images: Tensor, notes: list[str]) -> Tensor:
         """Pictures (c, 3, H, W) in [0, 1], moved onto the 8-bit grid where they are close to it."""
@@ -161,7 +140,9 @@ def _refuse_many(batch: int, weight: Tensor) -> None:
         )
 
 
-def _gradient(view: View, update: Update, model: nn.Module, first: FirstLayer) -> Tensor:
+def _gradient(
+    view: View, update: Update, model: nn.Module, first: FirstLayer, notes: list[str]
+) -> Tensor:
     """[dW | db], or a multiple of it, (m, n + 1)."""
     weight, bias = uploaded(update.tensors, (first.weight, first.bias), "spear")
     matrix = update.kind.sign * torch.cat([weight, bias[:, None]], 1)
@@ -171,7 +152,9 @@ def _gradient(view: View, update: Update, model: nn.Module, first: FirstLayer) -
         samples = samples_of_epoch(update.num_examples, epochs) if epochs else 0
         taken = steps_of_round(steps, epochs, samples, view.batch_size)
         _refuse_steps(known.optimizer if known is not None else "sgd", taken)
-        if known is not None:  # what weight decay takes of the weights is no gradient
+        if known is None:
+            notes.append("the client's optimiser is not known: read as one step of plain SGD")
+        else:  # what weight decay takes of the weights is no gradient
             matrix = matrix - update.kind.sign * (kept_weight(known, 1) - 1) * _own(model, first)
     if not bool((matrix != 0).any()):
         raise AttackError(
@@ -187,6 +170,34 @@ def _own(model: nn.Module, first: FirstLayer) -> Tensor:
         model.get_parameter(name).detach().double().cpu() for name in (first.weight, first.bias)
     )
     return torch.cat([weight, bias[:, None]], 1)
+
+
+def _notes(search: Search, layer: Layer, batch: int, misfit: float) -> list[str]:
+    """What was found, and how far it is to be believed."""
+    rank, count = search.space.rank, len(search.found)
+    notes = []
+    if count == rank and misfit > _CONTRADICTED * layer.space.unexplained:
+        notes.append(
+            f"{count} directions have the zeros of a picture, but together they contradict the "
+            f"gradient: not all of them are pictures"
+        )
+    else:
+        notes.append(f"{count} of {batch} pictures found, in {search.starts} starts")
+    if rank < batch:
+        notes.append(
+            f"the gradient shows {rank} directions: pictures are the same, without a gradient, or "
+            f"below the noise"
+        )
+    if count < rank:
+        notes.append(
+            "without the others the pictures found are approximate: more starts may find all, if "
+            "the units tell them apart"
+        )
+    if misfit > _POOR_FIT:
+        notes.append(
+            f"the gradient is {misfit:.1e} away from that of the pictures found: they are not exact"
+        )
+    return notes
 
 
 def _layer(matrix: Tensor, model: nn.Module, first: FirstLayer, batch: int) -> Layer:

@@ -1,4 +1,4 @@
-"""First layer: the linear layer with a ReLU behind it that reads the whole picture, if there is one.
+"""First layer: the linear layer before a ReLU that reads the whole picture, if there is one.
 
 Names and types say little in a network of one's own, and a ReLU may be called in `forward`. So a
 picture goes through to find the layer that reads all of it, and gradients come back to see that the

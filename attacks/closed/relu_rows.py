@@ -8,6 +8,7 @@ zeros, and it must be zero on one side of a plane (SPEAR, Dimitrov et al. 2024, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from torch import Tensor
 from fedsim.attacks.closed.sparse import Column, ColumnSpace
 
 _BELIEVED = 0.995  # of the units, on the right side of the plane
+_SPARED = 4  # units that may be taken for off and are not, or the other way round
 _NEWTON = 25
+_HOPELESS, _SOON = 0.9, 6  # so few on the right side after so many steps
 _POLISH = 3
 
 
@@ -26,17 +29,18 @@ class Layer:
     space: ColumnSpace
     weight: Tensor  # [W | b], (m, n + 1)
 
-    @property
+    @cached_property
     def sides(self) -> Tensor:
         """Each unit's output for the rows of M's basis, (m, r)."""
         return self.weight @ self.space.right.T
 
     def judge(self, q: Tensor) -> Column | None:
-        """A direction as a column of D the right way round, if the units where it is not zero lie on one side of a
-        plane, as those that are on for one picture do."""
+        """A direction as a column of D, the right way round, if the units where it is not zero lie
+        on one side of a plane, as those that are on for one picture do."""
         on = ~self.space.zeros(q[None])[0]
         normal, share = plane(self.sides * self.space.sizes, on)
-        if share < _BELIEVED - self.space.blurred(q):
+        believed = _BELIEVED - _SPARED / len(on) - self.space.blurred(q)
+        if self.space.rank > 1 and share < believed:  # one picture is told by the rank
             return None
         return Column(q if float(normal @ q) >= 0 else -q, normal / normal.norm())
 
@@ -104,13 +108,13 @@ def plane(points: Tensor, on: Tensor) -> tuple[Tensor, float]:
     points = points / scale
     sign = on.double() * 2 - 1
     normal, best, least = points.T @ sign / len(points), None, -1.0
-    for _ in range(_NEWTON):
+    for step in range(_NEWTON):
         values = points @ normal
         right = (values > 0) == on
         share = float((_share(right[on]) + _share(right[~on])) / 2)
         if share >= least:
             best, least = normal, share
-        if share == 1:
+        if step == _SOON and least < _HOPELESS:
             break
         sure = torch.sigmoid(-sign * values)
         slope = points.T @ (sign * sure)

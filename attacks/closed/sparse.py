@@ -29,8 +29,10 @@ _NEAR_ZERO = 10.0  # standard deviations of the noise
 _NEVER_ZERO = 0.05  # of a column's root mean square: however large the noise, more is no zero
 _ACCIDENT = 0.999  # leverage of a row, beyond which the others do not need it to be explained
 _SPARSE = 0.2  # share of zeros that makes the whole space's search look closer
-_DEEPEST, _WIDEST = 4, 8  # mixtures in mixtures, and columns in one
-_MOST_LOOKS = 200  # at different directions of one batch
+_WIDEST = 8  # spaces in which draws alone may find all
+_DEEPEST, _MIXED = 3, 5  # mixtures in mixtures, and columns in one
+_PATIENCE = 5  # batches of starts without a new column
+_LOOKS = 16  # at different directions, for each dimension of where they lie
 _SAME = 1e-7  # 1 - cosine
 _APART = 1e-4  # what a direction must have beside those that are known
 
@@ -56,18 +58,23 @@ class ColumnSpace:
         """M in the basis ``right``, (m, r)."""
         return self.left * self.sizes
 
+    @property
+    def unexplained(self) -> float:
+        """The part of M that is not in the space."""
+        return math.sqrt(self.rest / (self.rest + float(self.sizes.square().sum())))
+
     @classmethod
     def of(cls, matrix: Tensor, most: int) -> ColumnSpace:
         """Of rank ``most``, or fewer where the spectrum ends before; m, n > most."""
         left = _left_vectors(matrix, most)
         shown = left.T @ matrix
-        floor = _largest(matrix - left @ shown)
-        sizes = shown.norm(dim=1)
-        kept = sizes > _ABOVE_NOISE * floor
-        left, shown, sizes = left[:, kept], shown[kept], sizes[kept]
-        freedom = max(1, matrix.shape[1] - len(sizes))
         rest = matrix - left @ shown
-        noise = rest.norm(dim=1) / math.sqrt(freedom)
+        floor, sizes = _largest(rest), shown.norm(dim=1)
+        kept = sizes > _ABOVE_NOISE * floor
+        if not bool(kept.all()):
+            left, shown, sizes = left[:, kept], shown[kept], sizes[kept]
+            rest = matrix - left @ shown
+        noise = rest.norm(dim=1) / math.sqrt(max(1, matrix.shape[1] - len(sizes)))
         noise = torch.maximum(noise, 0.1 * noise.median()).clamp(min=1e-300)
         return cls(left, sizes, shown / sizes[:, None], noise, floor, float(rest.square().sum()))
 
@@ -98,21 +105,21 @@ class Column:
 
 @dataclass
 class Search:
-    """The search for ``wanted`` independent columns in a space. ``judge`` says which column a
-    direction with many zeros is; None: it is none of D's."""
+    """The search for all columns of D in a space. ``judge`` says which column a direction with many
+    zeros is; None: it is none of D's."""
 
     space: ColumnSpace
-    wanted: int
     judge: Callable[[Tensor], Column | None]
     coin: torch.Generator
     found: list[Column] = field(default_factory=list)
     starts: int = 0
     _refused: list[Tensor] = field(default_factory=list)
     _searched: list[Tensor] = field(default_factory=list)
+    _in_vain: int = 0
 
     @property
     def done(self) -> bool:
-        return len(self.found) >= self.wanted
+        return len(self.found) >= self.space.rank
 
     def run(self, most: int, told: Callable[[int, int], None]) -> list[Column]:
         """The columns found from at most this many starts; ``told``, after each batch of them, how
@@ -120,14 +127,23 @@ class Search:
         whole = torch.eye(self.space.rank, dtype=torch.float64)
         if self.space.rank == 1:
             self._offer(whole[0])
-        elif self.space.rank <= _WIDEST:  # few enough for draws alone
+        elif 1 < self.space.rank <= _WIDEST:  # few enough for draws alone
             self._look_closer(self._draw(whole), whole, 1)
-        while not self.done and self.starts < most:
+        while not self.done and self.starts < most and self.space.rank:
             count = min(_TOGETHER, most - self.starts)
-            self.starts += count
+            self.starts, before = self.starts + count, len(self.found)
             self._look_closer(self._descend(count), whole, 0)
+            self._in_vain = 0 if len(self.found) > before else self._in_vain + 1
+            if not self._in_vain % _PATIENCE:  # draws may have missed
+                self._searched.clear()
             told(self.starts, len(self.found))
         return self.found
+
+    @property
+    def _most_mixed(self) -> int:
+        """How many columns a mixture may have that is taken apart: the more, the longer nothing
+        else was found."""
+        return min(_MIXED + self._in_vain // _PATIENCE, _WIDEST)
 
     def _descend(self, count: int) -> Tensor:
         """Directions (count, r) with many zeros, from random ones."""
@@ -138,7 +154,9 @@ class Search:
         q = torch.randn(count, rank, generator=self.coin, dtype=torch.float64)
         q[::2] = self._unlike_the_known(q[::2])
         floor = self._relative_noise()[alive]
-        small = 0.5
+        small = torch.full((count, 1), 0.5, dtype=torch.float64)
+        if self.found:  # the more is known, the closer the start: it must not be forgotten at once
+            small[::2] *= 10 ** (-2 * torch.rand(len(q[::2]), 1, generator=self.coin))
         for _ in range(_STEPS):
             values = (q @ rows.T).square()
             usual = values.mean(1, keepdim=True)
@@ -185,7 +203,7 @@ class Search:
         fewest = int(_SPARSE * len(self.space.left))
         if depth:
             fewest = int(self._always_zero(basis).sum()) + basis.shape[1] + 3
-        for _ in range(_MOST_LOOKS):
+        for _ in range(_LOOKS * basis.shape[1]):
             if self.done or not len(zeros) or int(zeros.max()) < fewest:
                 break
             q = directions[zeros.argmax()]
@@ -196,10 +214,9 @@ class Search:
             k = span.shape[1]
             if k == 1:
                 self._offer(span[:, 0])
-            elif 1 < k < min(basis.shape[1], _WIDEST + 1) and depth < _DEEPEST:
-                if self._known_in(span) < k and not self._was_searched(span):
-                    self._searched.append(span)
-                    self._look_closer(self._draw(span), span, depth + 1)
+            elif k < basis.shape[1] and depth < _DEEPEST and self._is_promising(span):
+                self._searched.append(span)
+                self._look_closer(self._draw(span), span, depth + 1)
 
     def _explained(self, q: Tensor) -> Tensor:
         """The span (r, k) of the columns that a direction mixes: the null space of its zeros but
@@ -226,11 +243,13 @@ class Search:
         elif float(_outside(q, self._directions).norm()) > _APART:
             self.found.append(column)
 
-    def _was_searched(self, span: Tensor) -> bool:
-        """Whether draws were made in a subspace before."""
+    def _is_promising(self, span: Tensor) -> bool:
+        """Whether a subspace is small, was not drawn in, and may hold more than is known of it."""
         k = span.shape[1]
+        if not 1 < k <= self._most_mixed or self._known_in(span) == k:
+            return False
         same = (s for s in self._searched if s.shape[1] == k)
-        return any(float((s.T @ span).square().sum()) > k - _SAME for s in same)
+        return all(float((s.T @ span).square().sum()) <= k - _SAME for s in same)
 
     def _met(self, q: Tensor) -> bool:
         """Whether a direction was judged before."""

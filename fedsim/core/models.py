@@ -11,6 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+# Our own small networks register themselves with timm.
 import fedsim.core.convnet
 import fedsim.core.mlp  # noqa: F401
 from fedsim.core.anatomy import found_in, head_names, remember, vit_parts

@@ -116,6 +116,7 @@ class Facts:
     biased: bool  # whether the head has a bias at all
     batchnorms: int
     chain: bool  # a plain chain of layers, which R-GAP inverts one by one
+    units: int | None  # of a first linear layer before a ReLU, which shows whole batches
     tosses: bool  # the model leaves parts out at random while it is trained
     parameters: int
     trained: int  # of these, numbers that clients train
@@ -174,6 +175,7 @@ def gather(spec: Spec) -> Facts:
         biased=_is_biased(model),
         batchnorms=len(batchnorm_names(model)),
         chain=_is_chain(model, spec.data.image_size),
+        units=_units(model, trained, spec),
         tosses=spec.train.mode == "train" and bool(silence(copy.deepcopy(model).train())),
         parameters=numbers[0],
         trained=numbers[1],
@@ -343,3 +345,23 @@ def _is_chain(model: nn.Module, side: int) -> bool:
     except AttackError:
         return False
     return True
+
+
+def _units(model: nn.Module, trained: set[str], spec: Spec) -> int | None:
+    """How many units the linear layer has that reads the whole picture, where `spear` reads its
+    gradient."""
+    from fedsim.attacks.closed.first_layer import first_layer
+
+    side, mode = spec.data.image_size, model.training
+    linears = (m for m in model.modules() if isinstance(m, nn.Linear))
+    if all(m.in_features != 3 * side**2 for m in linears):
+        return None
+    try:
+        layer = first_layer(model.train(spec.train.mode == "train"), side, "spear")
+    except AttackError:
+        return None
+    finally:
+        model.train(mode)
+    if not {layer.weight, layer.bias} <= trained:
+        return None
+    return model.get_parameter(layer.weight).shape[0]

@@ -46,6 +46,7 @@ NAMES = {
     "exact-inversion": "one picture, from the gradients of its positions and patches",
     "exact-inversion-fixed-positions": "one picture, although its positions are fixed",
     "layer-by-layer": "one picture, through a plain chain of layers",
+    "whole-batch": "every picture of a batch, from a first linear layer before a ReLU",
     "bypassed-defense": "a defense in spite of which the picture comes back",
     "labels": "labels, from the head's gradient",
     "batch-statistics": "means and variances of the batch, from BatchNorm's buffers",
@@ -165,6 +166,23 @@ def layer_by_layer(facts: Facts) -> Iterator[Finding]:
         f"skips: each layer's input solves two linear systems (R-GAP), as far as their rank goes."
     )
     yield Finding("layer-by-layer", "likely", reason, mixed(facts), "B")
+
+
+def whole_batch(facts: Facts) -> Iterator[Finding]:
+    """A first layer that is linear, and the zeros of the ReLU behind it: SPEAR."""
+    train, units = facts.spec.train, facts.units
+    one_gradient = train.upload is Upload.GRADIENT or train.optimizer == "sgd"
+    if units is None or facts.steps != 1 or not one_gradient or _acting(facts):
+        return
+    batch = train.step_size
+    if batch >= min(units, 3 * facts.spec.data.image_size**2):
+        return
+    reason = (
+        f"The network begins with a linear layer of {units} units and a ReLU, whose gradient is "
+        f"uploaded: its zeros tell the {batch} pictures of a batch apart, as far as there are many "
+        f"more units than pictures. Mixing pictures in larger batches ends this late."
+    )
+    yield Finding("whole-batch", "likely", reason, aggregated(facts), "B")
 
 
 def ended_by(facts: Facts) -> Iterator[Finding]:
@@ -404,7 +422,8 @@ def missing_attack(facts: Facts) -> Iterator[Finding]:
     """A leak that this spec's own attacks would not show."""
     named = {component.name for _, component in labelled_attacks(facts.spec)}
     wanted = {"exact-inversion": "patch_solve", "exact-inversion-fixed-positions": "row_space"}
-    for finding in [*exact_by_patches(facts), *exact_by_rows(facts)]:
+    wanted["whole-batch"] = "spear"
+    for finding in [*exact_by_patches(facts), *exact_by_rows(facts), *whole_batch(facts)]:
         attack = wanted[finding.rule]
         if attack not in named:
             reason = f"An audit of this spec would miss it: {attack} is not among its attacks."
@@ -458,6 +477,7 @@ RULES: tuple[Rule, ...] = (
     exact_by_patches,
     exact_by_rows,
     layer_by_layer,
+    whole_batch,
     bypassed,
     labels,
     batch_statistics,

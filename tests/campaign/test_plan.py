@@ -183,6 +183,8 @@ def test_the_baseline_is_tried_once_whatever_it_is_called() -> None:
         ("resnet18", "", "april", "Vision Transformers"),
         ("convnet", "train.upload=delta", "rgap", "not on a weight delta"),
         ("resnet18", "", "rgap", "plain chains"),
+        ("convnet", "", "spear", "begins with a linear layer"),
+        ("mlp", "train={upload: delta, local_steps: 2}", "spear", "a delta of 2 steps"),
         ("vit_tiny_patch16_224", "", "april_closed", "plain_first_block"),
         ("convnet", "", "deep_inversion, labels: joint", "of given labels"),
         ("convnet", "", "dlg, engine: first_order, precision: float16", "mixed precision"),

@@ -118,6 +118,22 @@ def test_a_plain_chain_is_likely_to_be_inverted_layer_by_layer() -> None:
     assert not linted().of("layer-by-layer")
 
 
+def test_a_linear_layer_before_a_relu_gives_whole_batches_away() -> None:
+    mlp = ["data.image_size=16", "model={name: mlp, options: {hidden: [100]}}"]
+    result = linted(*mlp, "train.batch_size=4")
+    assert severities(result, "whole-batch") == ["likely"]
+    assert "100 units" in result.of("whole-batch")[0].reason
+    assert "spear is not among its attacks" in result.of("missing-attack")[0].reason
+    for change in (
+        ["train.batch_size=128"],
+        ["train.batch_size=4", "train.upload=delta", "train.local_steps=2"],
+        ["train.batch_size=4", defended("secure_aggregation")],
+        ["train.batch_size=4", "model.options={hidden: [100], activation: tanh}"],
+    ):
+        assert not linted(*mlp, *change).of("whole-batch"), change
+    assert not linted("train.batch_size=4").of("whole-batch")
+
+
 def test_one_label_is_certain_several_are_likely_and_none_without_a_head() -> None:
     assert severities(linted(), "labels") == ["certain"]
     assert severities(linted("train.batch_size=4"), "labels") == ["likely"]
