@@ -100,7 +100,8 @@ def _steps(rows: np.ndarray, train: TrainSpec, coin: np.random.Generator) -> lis
     size = train.step_size
     if train.local_epochs:
         orders = [coin.permutation(rows) for _ in range(train.local_epochs)]
-        return [order[step] for order in orders for step in epoch_rows(len(order), size)]
+        kept = len(rows) - len(rows) % size if train.drop_last else len(rows)
+        return [order[step] for order in orders for step in epoch_rows(kept, size)]
     steps: list[np.ndarray] = []
     order = coin.permutation(rows)
     for _ in range(train.local_steps or 1):

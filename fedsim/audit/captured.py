@@ -140,6 +140,7 @@ def bring_truths(run: Run, spec: Spec, vaults: list[Path]) -> None:
         where = {"round": one.round, "client": one.client}
         words = f"there is no truth for client {one.client} in round {one.round}: {why}"
         run.note("truth_unbound", words, **where)
+    _check_size(run, spec, bound)
     _check_colours(run, spec, passes)
     album = Album(passes, spec.data.mean, spec.data.std)
     for each in bound:
@@ -173,14 +174,12 @@ def _chosen(spec: Spec, album: Album, bound: Bound, observation: Any) -> Truth |
         return album.truth(one, observation.checksum, drop_last=drop_last, accumulate=accumulate)
 
     whole = of(bound)
-    epochs, passes = spec.train.local_epochs, bound.passes
+    passes = bound.passes
     device = resolve_device(spec.engine.device)
-    if epochs and len(passes) > epochs and not spec.train.local_steps:
-        # They went through it more often than they say, maybe to measure: before, or afterwards.
-        for few in (passes[:epochs], passes[-epochs:]):
-            truth = of(replace(bound, passes=few))
-            if truth is not None and _holds(observation, truth, device):
-                return truth
+    for few in _fewer(spec, passes):
+        truth = of(replace(bound, passes=few))
+        if truth is not None and _holds(observation, truth, device):
+            return truth
     if whole is None or all(one.about.exhausted for one in passes):
         return whole
     short = of(bound, drop_last=True)
@@ -193,6 +192,17 @@ def _chosen(spec: Spec, album: Album, bound: Bound, observation: Any) -> Truth |
     return short if errors[1] < errors[0] else whole
 
 
+def _fewer(spec: Spec, passes: tuple[Pass, ...]) -> list[tuple[Pass, ...]]:
+    """Where they went through it more often than they say, maybe to measure: the passes before
+    that, or afterwards."""
+    counts = range(1, len(passes))
+    parts = [part for n in counts for part in (passes[:n], passes[-n:])]
+    if spec.train.local_steps:
+        wanted = spec.train.local_steps * spec.train.accumulate
+        return [part for part in parts if sum(len(p.about.rows) for p in part) == wanted]
+    return [part for part in parts if len(part) == spec.train.local_epochs]
+
+
 def _holds(observation: Any, truth: Truth, device: torch.device) -> bool:
     return _error(observation, truth, device) <= tolerance_of(observation.public.protocol)
 
@@ -203,6 +213,19 @@ def _error(observation: Any, truth: Truth, device: torch.device) -> float:
         return captured_canary(observation, truth, device)
     except (FedsimError, *UNLEARNABLE):
         return float("inf")
+
+
+def _check_size(run: Run, spec: Spec, bound: Iterable[Bound]) -> None:
+    """Raise where every picture that was learned from is of another size than was declared: an
+    attack would look for what cannot be compared with them."""
+    passes = [one for each in bound for one in each.passes]
+    sizes = {p.shape[-2:] for one in passes for p in (one.stored, one.loose) if len(p)}
+    rows, side = sizes.pop() if len(sizes) == 1 else (0, 0)
+    if rows and rows == side != spec.data.image_size:
+        raise SpecError(
+            f"the clients of '{run.root}' learned from pictures of {side} x {side}, and "
+            f"data.image_size is {spec.data.image_size}: declare data.image_size={side}."
+        )
 
 
 def _check_colours(run: Run, spec: Spec, passes: Iterable[Pass]) -> None:

@@ -17,6 +17,7 @@ from fedsim.core.learning import Update
 from fedsim.core.sections import Upload
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm layers
+EXAMPLES = ("num-examples", "num_examples")
 Arrays = dict[str, Any]  # Flower's arrays by their names, as they were in the message
 
 
@@ -52,7 +53,8 @@ def told_in(message: Message, examples: str) -> Told:
     metrics: dict[str, Any] = {}
     for record in message.content.metric_records.values():
         metrics |= dict(record)
-    count = metrics.get(examples, metrics.get("num-examples"))
+    known = [key for key in (*EXAMPLES, examples) if key in metrics]  # weights may be no counts
+    count = metrics[known[0]] if known else None
     losses = [metrics[k] for k in ("train_loss", "train-loss", "loss") if k in metrics]
     counted = int(count) if isinstance(count, int | float) and 0 <= count < 2**53 else None
     lost = losses[0] if losses and isinstance(losses[0], int | float) else None

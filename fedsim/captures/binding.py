@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedsim.captures.log import Messages
-from fedsim.captures.passes import Pass, as_pictures
+from fedsim.captures.passes import NO_PASS, Pass, as_pictures
 from fedsim.core.vault import Truth
 
 SLACK = 0.05  # seconds, between the clocks of machines; that of one machine is the same
@@ -76,6 +76,7 @@ def bind(
         for one in (one for one in messages if one.kept):
             within = tuple(p for p in own if _lies_in(p, one, offset, slack))
             within = tuple(p for p in within if p.about.learned)  # others measured, and no more
+            within = tuple(p for p in within if p.about.number != NO_PASS) or within
             why = _doubt(within)
             if why is None:
                 bound.append(Bound(one, within))
@@ -110,7 +111,7 @@ def _offset(messages: Sequence[Asked], passes: Sequence[Pass]) -> float | None:
     """How far the clock of a client is before the server's; None where no one difference explains
     the times, or the k-th witness is not that of the k-th message."""
     groups: dict[str, list[Pass]] = {}
-    for one in passes:
+    for one in (one for one in passes if one.about.number != NO_PASS):
         groups.setdefault(one.about.source, []).append(one)
     if len(groups) != len(messages):
         return None

@@ -101,16 +101,17 @@ def _could_be(name: str, value: Any) -> bool:
 
 
 def infer_batch(found: Inferred, examples: Sequence[int | None], rank: int | None) -> None:
-    """The batch size of clients that take one step, by the examples they count and by the rank of
-    the update of the output layer, to which each picture adds at most one."""
+    """The batch size of clients that take one step, or have one example: by how many they count,
+    where the rank of the update of the output layer agrees, to which each picture adds at most one
+    in every step. Of an epoch the rank is the same, whatever its batches."""
     if "batch_size" in found.train or not examples or None in examples:
         return
     counts = {count for count in examples if count is not None}
     epochs, steps = found.train.get("local_epochs"), found.train.get("local_steps")
-    if counts == {1} and (epochs or steps):
+    if counts == {1} and rank is not None and rank <= max(epochs or 0, steps or 0):
         found.train["batch_size"] = 1
         found.words.append("train.batch_size is 1: every client says that it has one example")
-    elif len(counts) == 1 and (steps == 1 or epochs == 1) and rank in counts:
+    elif len(counts) == 1 and steps == 1 and rank in counts:
         found.train["batch_size"] = rank
         found.words.append(
             f"train.batch_size is {rank}: so many examples are counted, and the update of the "

@@ -11,6 +11,7 @@ from fedsim.captures.arrays import STATISTICS
 from fedsim.captures.log import Head, Messages, read_head, write_head
 from fedsim.core.anatomy import batchnorm_names
 from fedsim.core.errors import ModelError
+from fedsim.core.factories import second_names
 from fedsim.core.files import read_tensors
 from fedsim.core.run import Run, weights_path
 from fedsim.core.trainable import saved_names
@@ -24,7 +25,8 @@ class Names:
     trained: frozenset[str]
     statistics: frozenset[str]  # of BatchNorm layers
     listed: tuple[str, ...] = ()
-    saved: Mapping[str, str] = field(default_factory=dict)  # by the names peft gives to adapters
+    # By other names: those that peft gives to adapters, and the second ones of shared tensors.
+    saved: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, name: str) -> str:
         """The model's own name of an array."""
@@ -50,7 +52,8 @@ def names_in(run: Run, head: Head, model: nn.Module, rounds: list[Messages]) -> 
     if first.listed and not listed:
         listed = head.listed = _order(run, model, sent)
         write_head(run.root, head)  # before a name is changed on the disk
-    names = Names(state, trained, statistics, listed, saved_names(model))
+    others = {**saved_names(model), **second_names(model)}
+    names = Names(state, trained, statistics, listed, others)
     for name, tensor in sent.items():
         own = state.get(names.of(name))
         if own is None or own.shape != tensor.shape:

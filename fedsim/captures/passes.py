@@ -24,6 +24,7 @@ from fedsim.core.run.paths import PASSES
 from fedsim.core.vault import Vault
 
 LEVELS = 255
+NO_PASS = 0  # the number under which a witness says that it is there; those of passes count from 1
 _ON_GRID = 2e-3  # levels: float32 normalised and back is off by less
 
 
@@ -62,7 +63,8 @@ class Pass:
     def write(self, vault: Vault) -> None:
         tensors = {"stored": self.stored, "loose": self.loose, "labels": self.labels}
         metadata = {"about": self.about.model_dump_json()}
-        name = f"{PASSES}/{self.about.source}-{self.about.number:05d}.safetensors"
+        number = self.about.number or 1  # what only says that a witness is there makes way
+        name = f"{PASSES}/{self.about.source}-{number:05d}.safetensors"
         vault.keep(name, tensors_to_bytes(tensors, metadata))
 
 
@@ -82,7 +84,8 @@ def list_passes(folder: Path) -> Iterator[Path]:
 
 
 def read_passes(folders: list[Path], run_id: int | None) -> tuple[list[Pass], list[str]]:
-    """The passes of one of Flower's runs in these folders, and what is wrong with others."""
+    """The passes of one of Flower's runs in these folders, and what is wrong with others; of a
+    witness that kept none, that it is there."""
     found, wrong = [], []
     for path in (path for folder in folders for path in list_passes(folder)):
         root = path.parent.parent
@@ -94,7 +97,8 @@ def read_passes(folders: list[Path], run_id: int | None) -> tuple[list[Pass], li
             continue
         if run_id is None or one.about.run_id == run_id:
             found.append(one)
-    return found, wrong
+    spoke = {one.about.source for one in found if one.about.number != NO_PASS}
+    return [p for p in found if p.about.number != NO_PASS or p.about.source not in spoke], wrong
 
 
 def _own_keys() -> tuple[Path, ...]:

@@ -289,6 +289,9 @@ class Session:
             shapes = {name: tuple(tensor.shape) for name, tensor in now.sent.items()}
             if self._shapes is None:
                 self._shapes = shapes
+                if _takes_grey(shapes):
+                    words = "its first convolution takes one channel: grey pictures are not audited"
+                    self._trouble("grey", words)
             if shapes != self._shapes:
                 words = "the model has another shape than in the first round: it is not kept"
                 self._note("shape_changed", words, round=now.about.round)
@@ -378,6 +381,11 @@ class Session:
                 self._run.note(kind, words, **where)
         except Exception:  # a full disk: said again at the end
             self._unsaid.append((kind, words, where))
+
+
+def _takes_grey(shapes: dict[str, tuple[int, ...]]) -> bool:
+    """Whether the first convolution is one of grey pictures."""
+    return next((shape[1] == 1 for shape in shapes.values() if len(shape) == 4), False)
 
 
 def signed(head: Head) -> tuple[bytes, str]:

@@ -32,7 +32,8 @@ from fedsim.captures.log import (
 from fedsim.captures.names import Names, names_in
 from fedsim.captures.part import declared_part, infer_part, surveyed, tell_frozen
 from fedsim.captures.session import signed
-from fedsim.core.errors import DamagedError, FedsimError, ModelError, RunError, SpecError
+from fedsim.captures.unusable import leave_out
+from fedsim.core.errors import FedsimError, ModelError, RunError, SpecError
 from fedsim.core.factories import is_import_path
 from fedsim.core.files import read_tensors
 from fedsim.core.keyring import Keyring
@@ -47,7 +48,6 @@ from fedsim.federation.checkpoint import Checkpoint, write_checkpoint
 
 # Sections that say what the federation did: they are remembered; others are of one audit alone.
 ABOUT = ("data", "model", "train", "defenses")
-MOST_EXAMPLES = 1_000_000  # that a client may say it learned from in a round
 MOST_VICTIMS = 8  # of an audit that names no attacks
 
 MADE = (
@@ -117,7 +117,7 @@ def settle(run: Run, wanted: Wanted) -> Spec:
     rounds, damaged = read_messages(run.root)
     if damaged:
         run.note("damaged", f"{damaged} rounds of {paths.MESSAGES} are damaged and left out")
-    _leave_out(run, rounds)
+    leave_out(run, rounds)
     if not any(reply.kept for messages in rounds for reply in messages.replies):
         whys = [r.why for messages in rounds for r in messages.replies if r.why]
         raise RunError(
@@ -148,37 +148,6 @@ def settle(run: Run, wanted: Wanted) -> Spec:
     head.settled = {"digest": spec.digest(), "of": _identity(spec)}
     write_head(run.root, head)
     return spec
-
-
-def _leave_out(run: Run, rounds: Iterable[Messages]) -> None:
-    """Have the log say of updates with which nothing can be done that they are not kept."""
-    for messages in rounds:
-        for reply in messages.replies:
-            why = _unusable(run, messages, reply) if reply.kept else None
-            if why is not None:
-                kind, words = why
-                reply.kept, reply.why = False, words
-                run.note(kind, words, round=messages.round, client=reply.client)
-
-
-def _unusable(run: Run, messages: Messages, reply: Reply) -> tuple[str, str] | None:
-    """Why an update is left out, as an event of this kind."""
-    whose = f"the update of client {reply.client} in round {messages.round}"
-    if (reply.examples or 0) > MOST_EXAMPLES:
-        words = f"{whose} is left out: it claims {reply.examples} examples, which nobody simulates"
-        return "update_rejected", words
-    path = observation_path(run.observations, messages.round, reply.client)
-    try:
-        held, _ = read_tensors(path)
-        if not weights_path(run.observations, messages.round).is_file():
-            raise FileNotFoundError
-    except FileNotFoundError:
-        return "update_lost", f"{whose} is left out: its files are not there any more"
-    except DamagedError as error:
-        return "update_lost", f"{whose} is left out: {error}"
-    if not any(bool((t != 0).any()) for n, t in held.items() if n.startswith("update/")):
-        return "nothing_trained", f"{whose} is left out: it sent back what it was sent"
-    return None
 
 
 def _content(run: Run, head: Head, wanted: Wanted, rounds: Sequence[Messages]) -> dict[str, Any]:
@@ -434,7 +403,9 @@ def _examples(spec: Spec, reply: Reply) -> int:
     train = spec.train
     if train.local_steps:
         return train.local_steps * train.step_size
-    return (reply.examples or 0) * (train.local_epochs or 1)
+    held = reply.examples or 0
+    seen = held - held % train.step_size if train.drop_last else held
+    return seen * (train.local_epochs or 1)
 
 
 def _row(number: int, messages: Messages) -> dict[str, Any]:

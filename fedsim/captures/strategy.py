@@ -62,11 +62,16 @@ def capture(
 
 
 class CapturedStrategy(Strategy):
-    """A strategy whose messages are noted. Every attribute is that of the wrapped one."""
+    """A strategy whose messages are noted. Every attribute is that of the wrapped one, and so is
+    its class for whoever asks by `isinstance`."""
 
     def __init__(self, inner: Strategy, root: Path, declared: Declaration):
         own = vars(self)
         own["_inner"], own["_capture"], own["_session"] = inner, (root, declared), None
+
+    @property  # type: ignore[misc]  # Python's own way to stand for another object
+    def __class__(self) -> Any:
+        return type(self._inner)
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
         """The wrapped strategy's own `start`, on a grid that notes what passes."""
@@ -134,9 +139,9 @@ class CapturedStrategy(Strategy):
     def __delattr__(self, name: str) -> None:
         delattr(self._inner, name)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy is of the strategy, and not of a run of it that is under way."""
-        return {**vars(self), "_session": None}
+        return CapturedStrategy, (self._inner, *self._capture)
 
     def __repr__(self) -> str:
         return f"captured {self._inner!r}"

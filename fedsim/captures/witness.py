@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from fedsim.captures.batches import Seen, seen_in
 from fedsim.captures.log import here, remembered
-from fedsim.captures.passes import About, Pass, on_grid
+from fedsim.captures.passes import NO_PASS, About, Pass, on_grid
 from fedsim.captures.trouble import reason, warn
 from fedsim.captures.writer import Writer
 from fedsim.core.cache import cache_folder
@@ -31,6 +32,7 @@ from fedsim.core.vault import Vault
 FOLDER, MOST = "FEDSIM_WITNESS", "FEDSIM_WITNESS_GB"
 IN_CONFIG = "fedsim-witness"  # the same folder in an app's run config
 MOST_GB = 1.0  # of one witness; while a pass is written, several times that is in memory
+_NAMES: dict[int, tuple[weakref.ref[Any], str]] = {}  # of loaders, by their ids
 _WRITERS: dict[int, Writer] = {}  # of this process; a fork has none of its parent's threads
 
 
@@ -51,7 +53,10 @@ def witness(
     begins, and iterate over what is returned. Nothing that goes wrong here reaches the training.
     """
     try:
+        if type(trainloader) is Witnessed:  # by another round, or another client: it has its own
+            trainloader = vars(trainloader)["_loader"]
         keeper = Keeper.of(context, trainloader, mean, std, vault)
+        keeper.announce()
         one_way = hasattr(type(trainloader), "__next__")
         return _Pass(trainloader, keeper) if one_way else Witnessed(trainloader, keeper)
     except Exception as error:
@@ -181,7 +186,7 @@ class Keeper:
         colours = (_three(mean or announced.get("mean")), _three(std or announced.get("std")))
         about = {
             "source": uuid.uuid4().hex,
-            "loader": f"{os.getpid()}-{id(loader)}",
+            "loader": _named(loader),
             "run_id": run_id,
             "node_id": node_id,
             "partition": partition if isinstance(partition, int) else None,
@@ -193,6 +198,14 @@ class Keeper:
         """A copy is another witness, which numbers its own passes and pictures."""
         about = {**self._about, "source": uuid.uuid4().hex}
         return Keeper, (self._vault, about, self._colours)
+
+    def announce(self) -> None:
+        """Let it be known that somebody watches, whether or not anything is ever seen."""
+        now = time.time()
+        about: dict[str, Any] = {"number": NO_PASS, "began": now, "ended": now, "exhausted": False}
+        lost = "no pass through its loader came to an end: a loop is at it, or it went another way"
+        silent = Pass(About(**self._about, **about, lost=lost), *_Notes().tensors())
+        self._writer().submit("word of itself", lambda: silent.write(self._vault))
 
     def open(self) -> int:
         self._passes += 1
@@ -325,6 +338,21 @@ def _stack(pictures: list[tuple[int, Tensor, Tensor]]) -> Tensor:
 
 def _together(labels: list[Tensor]) -> Tensor:
     return torch.stack(labels) if labels else torch.zeros(0, dtype=torch.long)
+
+
+def _named(loader: Any) -> str:
+    """A name that no other loader of this process has: an id is given again, once one is gone. An
+    iterator has that of torch's loader that it is of."""
+    loader = getattr(loader, "_index_sampler", loader)
+    known = _NAMES.get(id(loader))
+    if known is not None and known[0]() is loader:
+        return known[1]
+    name = f"{os.getpid()}-{uuid.uuid4().hex}"
+    try:
+        _NAMES[id(loader)] = weakref.ref(loader), name
+    except TypeError:  # a list, say
+        return f"{os.getpid()}-{id(loader)}"
+    return name
 
 
 def _three(colour: Any) -> list[float] | None:

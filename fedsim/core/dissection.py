@@ -162,7 +162,8 @@ def _logits(model: nn.Module, pictures: Tensor, when: str) -> Tensor:
         if isinstance(logits, Tensor):
             what = f"numbers of shape {tuple(logits.shape)}"
         raise ModelError(
-            f"a {type(model).__name__} gives{when} {what}, and no logits (pictures, classes)."
+            f"a {type(model).__name__} gives{when} {what}, and no logits (pictures, classes); name "
+            f"one whose forward gives them alone, a subclass for example."
         )
     return logits
 

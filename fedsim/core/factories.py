@@ -68,8 +68,8 @@ def adopt(
     if found.classes != num_classes:
         raise ModelError(
             f"'{name}' tells {found.classes} classes apart and the data has {num_classes}; its "
-            f"factory takes none of {', '.join(CLASSES)}: give it in model.options, or name a "
-            f"factory that takes one."
+            f"factory takes none of {', '.join(CLASSES)}: give it in model.options, name a factory "
+            f"that takes one, or declare classes={found.classes} of a captured app."
         )
     remember(model, found)
     return model
@@ -101,14 +101,7 @@ def _refuse_odd_state(model: nn.Module, name: str) -> None:
 def _name_once(model: nn.Module) -> None:
     """Let every tensor of a model have one name in its state, where several modules share it: an
     update names it once, so a second name would bring back what was before."""
-    named = [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]
-    first: dict[int, str] = {}
-    for name, tensor in named:
-        first.setdefault(id(tensor), name)
-    again = {name: first[id(tensor)] for name, tensor in named if first[id(tensor)] != name}
+    again = second_names(model)
     if not again:
         return
 
@@ -123,6 +116,18 @@ def _name_once(model: nn.Module) -> None:
 
     model.register_state_dict_post_hook(leave_out)
     model.register_load_state_dict_pre_hook(fill_in)
+
+
+def second_names(model: nn.Module) -> dict[str, str]:
+    """Of every tensor that several modules share, the names beside its first, which they mean."""
+    named = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    first: dict[int, str] = {}
+    for name, tensor in named:
+        first.setdefault(id(tensor), name)
+    return {name: first[id(tensor)] for name, tensor in named if first[id(tensor)] != name}
 
 
 _KNOWN: dict[tuple[object, ...], tuple[object, Found]] = {}
@@ -162,7 +167,8 @@ def _dissected(model: nn.Module, name: str, side: int) -> Found:
                     f"factory the number of channels, in model.options."
                 ) from error
             raise ModelError(
-                f"'{name}' does not take a picture of (1, 3, {side}, {side}): {_said(error)}."
+                f"'{name}' does not take a picture of (1, 3, {side}, {side}): {_said(error)}; name "
+                f"one whose forward takes pictures alone, a subclass for example."
             ) from error
 
 

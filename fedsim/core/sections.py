@@ -112,6 +112,7 @@ class TrainSpec(Section):
     trainable: Trainable = "all"  # words (head, norm, bias, lora) and patterns of parameters
     lora: Lora = Lora()  # the adapters, where they are trained
     accumulate: Positive = 1  # batches of batch_size behind one step
+    drop_last: bool = False  # of every local epoch, a last step with less than a whole batch
     optimizer: OptimizerName = "sgd"
     lr: Annotated[float, Field(gt=0)] = 0.05
     schedule: Schedule = Schedule()  # of the learning rate over the local steps of a round

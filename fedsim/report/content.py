@@ -46,7 +46,7 @@ def _sentence(reason: str) -> str:
 
 def facts(spec: Spec, summary: dict[str, Any], scores: pd.DataFrame) -> list[tuple[str, str]]:
     """What was audited, at a glance."""
-    train, victims = spec.train, len(scores.drop_duplicates(["round", "client"]))
+    train = spec.train
     steps = (
         count(train.local_epochs, "local epoch")
         if train.local_epochs
@@ -66,8 +66,18 @@ def facts(spec: Spec, summary: dict[str, Any], scores: pd.DataFrame) -> list[tup
         ("Defenses", "; ".join(_component(d) for d in spec.defenses) or "none"),
         *_active_facts(spec),
         ("Attacker", f"{threat.letter}, {threat.name}"),
-        ("Attacked", f"{count(victims, 'update')}, {_images(scores)}"),
+        ("Attacked", _attacked(summary, scores)),
     ]
+
+
+def _attacked(summary: dict[str, Any], scores: pd.DataFrame) -> str:
+    """How many updates, and pictures behind them, or made of them where nobody knows those."""
+    made = [entry for entry in summary["verdicts"] if entry.get("made")]
+    if scores.empty and made:
+        most = max(made, key=lambda entry: int(entry["victims"]))
+        return f"{count(most['victims'], 'update')}, {count(most['made'], 'picture')} made of them"
+    victims = len(scores.drop_duplicates(["round", "client"]))
+    return f"{count(victims, 'update')}, {_images(scores)}"
 
 
 def _training_facts(train: TrainSpec) -> list[tuple[str, str]]:

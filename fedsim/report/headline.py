@@ -50,7 +50,12 @@ def strongest(summary: dict[str, Any]) -> Finding:
     if entry["verdict"] == "NOT SCORED":
         return Finding(
             "NOT SCORED",
-            "Reconstructions without scores: no client had a witness.",
+            "Reconstructions without scores: "
+            + (
+                "no witness tells the truth."
+                if entry.get("unbound")
+                else "no client had a witness."
+            ),
             f"Below is what the attacks made of the updates that the server received. Nobody here "
             f"knows the clients' pictures, so nothing says how close they are: this is neither a "
             f"leak that is shown nor a sign of safety. {entry.get('words', '')}",

@@ -28,7 +28,6 @@ from fedsim.core.files import checksum, read_json, write_json
 from fedsim.core.learning import Protocol, Update, local_update, recall
 from fedsim.core.observation import (
     Observation,
-    Public,
     read_observation,
     recorded_checksum,
     refuse_foreign,
@@ -37,6 +36,7 @@ from fedsim.core.run import Run, observation_name, paths
 from fedsim.core.spec import TrainSpec
 from fedsim.core.vault import Truth, Vault
 from fedsim.defenses.applied import announced, declared, hiding
+from fedsim.scoring.undeclared import undeclared
 from fedsim.scoring.unseen_noise import quiet, unexplained
 
 # Replays differ by rounding alone: about 1e-6 on a CPU, more after many local steps.
@@ -55,20 +55,7 @@ SMALLEST = 1e-3
 # the model: a label that it has no class for, pictures of another shape, no parameter to learn.
 UNLEARNABLE = (RuntimeError, IndexError, ValueError)
 
-# By which pictures in [0, 1] are normalised, as people do it.
-NORMALISATIONS = {
-    "ImageNet's": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "CIFAR-10's": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "CIFAR-10's older": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    "CIFAR-100's": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
-    "halves": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
-}
-
-# Of all numbers in the pictures of a witness, this share may lie outside [0, 1] (erased patches).
-OUTSIDE, _BEYOND = 0.1, 0.01
-
-_WAY = "5"  # of computing a canary: those of another way are computed again
+_WAY = "6"  # of computing a canary: those of another way are computed again
 
 
 class Kept(BaseModel):
@@ -225,10 +212,15 @@ def replay_error(
 
 
 def replayed(
-    observation: Observation, truth: Truth, protocol: Protocol, device: torch.device
+    observation: Observation,
+    truth: Truth,
+    protocol: Protocol,
+    device: torch.device,
+    *,
+    seed: int = 0,
 ) -> tuple[Update, Update]:
     """The replay of a captured client that trains by this ``protocol``, without noise that is the
-    client's own, and what was observed."""
+    client's own, and what was observed; ``seed`` is that of dropout."""
     public, observed = observation.public, observation.update
     model = announced(public)
     model.load_state_dict(observation.weights)
@@ -247,6 +239,7 @@ def replayed(
             replace(protocol, loss=protocol.loss.balanced_by(truth.class_weights)),
             defenses=unseen[0] if unseen is not None else defenses,
             rng=truth.coin(),
+            seed=seed,
             sent=observation.weights,
         )
     # What travels is weights: the difference from those that were sent has their rounding.
@@ -276,76 +269,6 @@ def replayed(
 def _as_difference(update: Tensor, sent: Tensor, like: Tensor | None) -> Tensor:
     kind = update.dtype if like is None else like.dtype
     return (sent.to(update) + update).to(kind) - sent.to(kind)
-
-
-def undeclared(observation: Observation, truth: Truth) -> tuple[str, str, str] | None:
-    """What was declared and is not what the witness saw, though the replay of what it saw may well
-    give the update: the field, what was declared, and what it saw; None where nothing is."""
-    public = observation.public
-    counted = _miscounted(public, observation.update.num_examples, truth)
-    if counted is not None:
-        field, rather = counted
-        return field, str(getattr(public, field.partition(".")[2])), rather
-    mean, std = public.protocol.mean, public.protocol.std
-    normal = _misnormalised(truth.images, mean, std)
-    said = f"mean {_numbers(mean)} and std {_numbers(std)}"
-    return None if normal is None else ("data.mean and data.std", said, normal)
-
-
-def _misnormalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> str | None:
-    """By what pictures rather were normalised than by these; None where they may have been by
-    these. They are bytes before that: on which grid they lie cannot be a coincidence. Where they
-    were changed since, that many of their numbers lie outside [0, 1] tells at least that they
-    were not."""
-    few = images[:64].double() * 255
-    if _on_levels(few):
-        return None
-    raw = (images[:64].double() - _channelled(mean)) / _channelled(std)
-    for name, (other, spread) in NORMALISATIONS.items():
-        if _on_levels((raw * _channelled(spread) + _channelled(other)) * 255):
-            return f"{name} (mean {_numbers(other)}, std {_numbers(spread)})"
-    outside = (images < -_BEYOND) | (images > 1 + _BEYOND)
-    return "others" if float(outside.double().mean()) > OUTSIDE else None
-
-
-def _on_levels(levels: Tensor) -> bool:
-    rounded = levels.round()
-    near = bool((levels - rounded).abs().max() < 2e-3)
-    return near and bool(rounded.min() >= 0) and bool(rounded.max() <= 255)
-
-
-def _channelled(colour: Sequence[float]) -> Tensor:
-    return torch.tensor(colour, dtype=torch.float64).view(1, -1, 1, 1)
-
-
-def _numbers(colour: Sequence[float]) -> str:
-    return f"({', '.join(f'{one:g}' for one in colour)})"
-
-
-def _miscounted(public: Public, num_examples: int, truth: Truth) -> tuple[str, str] | None:
-    """Which of the declared counts is not what the witness saw, and what it saw; None where all
-    are."""
-    sizes = [len(batch) for batch in truth.batches]
-    if public.local_steps and not public.local_epochs and len(sizes) != public.local_steps:
-        return "train.local_steps", str(len(sizes))
-    # A client with less than a batch has smaller ones, and so has the end of an epoch.
-    if max(sizes) > public.batch_size or (max(sizes) < public.batch_size and len(set(sizes)) > 1):
-        return "train.batch_size", str(max(sizes))
-    if public.local_epochs and not public.protocol.augment:
-        often = dict.fromkeys(range(len(truth.images)), 0)
-        for row in (row for batch in truth.batches for row in batch):
-            often[row] += 1
-        most = max(often.values())
-        alike = set(often.values()) == {most}
-        # Pictures that are other ones in every epoch were seen once, and as many as are counted.
-        counted = most > 1 or sum(sizes) * public.local_epochs == num_examples
-        if alike and counted and most != public.local_epochs:
-            return "train.local_epochs", str(most)
-        if alike and most == public.local_epochs:
-            steps = most * -(-len(truth.images) // public.batch_size)
-            if len(sizes) > steps:
-                return "train.batch_size", str(max(sizes))
-    return None
 
 
 def _unmasked(

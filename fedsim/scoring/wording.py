@@ -52,10 +52,13 @@ def unscored_words(entry: dict[str, Any]) -> str:
     read = f" It read {labels} label" + ("" if labels == 1 else "s") + "." if labels else ""
     loss = entry["loss"]
     fit = f" Its matching loss is {loss:.3g} in the median." if loss is not None else ""
+    why, advice = "no client had a witness", " A witness in the ClientApp tells: "
+    advice += "fedsim.witness(trainloader, context)."
+    if unbound := entry.get("unbound"):
+        why, advice = f"no witness tells the truth ({unbound})", ""
     return (
-        f"{entry['attack']} made {some} from {entry['victims']} of {of} updates, and no client had "
-        f"a witness: they are not scored, and may be right or wrong.{read}{fit} A witness in the "
-        f"ClientApp tells: fedsim.witness(trainloader, context)."
+        f"{entry['attack']} made {some} from {entry['victims']} of {of} updates, and {why}: they "
+        f"are not scored, and may be right or wrong.{read}{fit}{advice}"
     )
 
 

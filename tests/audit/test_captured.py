@@ -290,3 +290,58 @@ def test_a_head_alone_is_replayed_as_what_it_is(tmp_path: Path) -> None:
     app.run(captured(app, tmp_path / "mine", model=Frozen), 1)
     run = fedsim.audit(tmp_path / "mine", attacks=GUESS)
     assert entry(run, "prior_only")["canary"]["ok"]
+
+
+def test_a_loop_that_never_ends_is_not_said_to_have_had_no_witness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Any] = []
+
+    def train(model: Any, batches: Any, *rest: Any) -> float:
+        held.append(iter(batches))
+        images, labels = next(held[-1])
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        return 1.0
+
+    monkeypatch.setattr(task, "train", train)
+    app = App(model=task.Plain, witnessed=True)
+    app.run(captured(app, tmp_path / "mine", local_epochs=None, local_steps=1), 1)
+    run = fedsim.audit(tmp_path / "mine", attacks=MATCH)
+    found = entry(run, "inverting_gradients")
+    assert found["verdict"] == "NOT SCORED"
+    assert "no witness tells the truth" in found["words"]
+    page = run.report.read_text()
+    assert "no client had a witness" not in page
+    assert "2 updates, 6 pictures made of them" in page
+
+
+def test_measuring_with_gradients_on_is_told_from_the_steps_that_were_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = task.train
+
+    def train(model: Any, batches: Any, *rest: Any) -> float:
+        for images, _ in batches:
+            model(images)
+        return plain(model, batches, *rest)
+
+    monkeypatch.setattr(task, "train", train)
+    app = App(model=task.Plain, witnessed=True)
+    app.run(captured(app, tmp_path / "mine", local_epochs=None, local_steps=2), 1)
+    run = fedsim.audit(tmp_path / "mine", attacks=GUESS)
+    assert entry(run, "prior_only")["canary"]["ok"]
+
+
+class Wide(task.Plain):
+    """Takes pictures of any size."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(nn.functional.adaptive_avg_pool2d(images, task.SIDE))
+
+
+def test_pictures_of_another_size_are_told_before_anything_is_attacked(tmp_path: Path) -> None:
+    app = App(model=Wide, witnessed=True)
+    app.run(captured(app, tmp_path / "mine", image_size=32), 1)
+    with pytest.raises(SpecError, match=r"16 x 16, .* declare data\.image_size=16"):
+        fedsim.audit(tmp_path / "mine", attacks=GUESS)

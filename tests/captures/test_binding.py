@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedsim.captures.binding import Album, Asked, bind
-from fedsim.captures.passes import About, Pass
+from fedsim.captures.passes import NO_PASS, About, Pass
 
 HERE, THERE = "server", "client"
 
@@ -97,3 +97,13 @@ def test_a_truth_has_the_batches_in_their_order() -> None:
     assert short.batches == [[0, 1]]
     assert len(short.images) == 2
     assert Album([], (0.5,) * 3, (0.5,) * 3).truth(bound, "") is None
+
+
+def test_a_witness_without_a_pass_says_so_where_no_other_speaks() -> None:
+    silent = seen(11, 11, "b", number=NO_PASS, rows=[], lost="nothing came")
+    bound, unbound = bind([asked(1, 10, 20)], [silent], HERE)
+    assert not bound
+    assert "nothing came" in unbound[0][1]
+    bound, unbound = bind([asked(1, 10, 20)], [silent, seen(12, 13)], HERE)  # of a validation set
+    assert len(bound[0].passes) == 1
+    assert not unbound

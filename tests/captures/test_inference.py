@@ -53,11 +53,14 @@ def test_a_batch_follows_from_counts_and_rank_together() -> None:
         value: int | None = found.train.get("batch_size")
         return value
 
-    assert batch([1, 1], None, local_epochs=5) == 1
-    assert batch([4, 4], 4, local_epochs=1) == 4
-    assert batch([4, 4], 3, local_epochs=1) is None
-    assert batch([4, 4], 4, local_epochs=2) is None
-    assert batch([4, None], 4, local_epochs=1) is None
+    assert batch([1, 1], 3, local_epochs=5) == 1
+    assert batch([1, 1], 1, local_steps=1) == 1
+    assert batch([4, 4], 4, local_steps=1) == 4
+    assert batch([4, 4], 3, local_steps=1) is None
+    assert batch([4, None], 4, local_steps=1) is None
+    assert batch([4, 4], 4, local_epochs=1) is None  # so it is of two steps of two
+    assert batch([1, 1], 3, local_epochs=1) is None  # no one picture gives that
+    assert batch([1, 1], None, local_epochs=5) is None
 
 
 def test_the_rank_of_a_batch_is_the_number_of_its_pictures() -> None:

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from torch import Tensor, nn
 
 from fedsim.core.errors import ModelError
+from fedsim.defenses.applied import announced
 from tests import flower_task as task
 from tests.flower_app import App, bytes_of, captured, settled, updates
 
@@ -49,3 +51,28 @@ def test_another_model_than_the_one_trained_is_an_error_of_one_sentence(tmp_path
     app.run(captured(app, tmp_path / "mine", model=task.Net), 1)
     with pytest.raises(ModelError, match="trains another model than the one declared"):
         settled(tmp_path / "mine")
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        size = 3 * task.SIDE**2
+        self.first, self.second = nn.Linear(size, size), nn.Linear(size, size)
+        self.second.weight = self.first.weight
+        self.fc = nn.Linear(size, task.CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        seen = torch.sigmoid(self.first(images.flatten(1)))
+        logits: Tensor = self.fc(torch.sigmoid(self.second(seen)))
+        return logits
+
+
+def test_a_weight_that_two_layers_share_has_two_names(tmp_path: Path) -> None:
+    app = App(model=Tied, examples=3)
+    app.run(captured(app, tmp_path / "mine"), 1)
+    for seen in updates(settled(tmp_path / "mine")):
+        assert "first.weight" in seen.update.tensors
+        assert "second.weight" not in seen.weights
+        announced(seen.public).load_state_dict(seen.weights)

@@ -12,10 +12,12 @@ from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp.strategy import (
     FedAvg,
 )
+from torch import Tensor, nn
 
 from fedsim.captures import session
 from fedsim.captures.log import captured_elsewhere
 from fedsim.captures.trouble import CaptureWarning
+from fedsim.core.run import Run
 from tests import flower_task as task
 from tests.flower_app import App, bytes_of, captured, kinds, settled, updates
 
@@ -165,3 +167,23 @@ def test_a_client_that_was_sent_other_weights_is_attacked_on_those(tmp_path: Pat
     apart = other.weights["fc.bias"] - one.weights["fc.bias"]
     torch.testing.assert_close(apart.abs(), torch.ones(task.CLASSES))
     assert torch.equal(other.weights["fc.weight"], one.weights["fc.weight"])
+
+
+class Grey(nn.Module):
+    """A network that looks at grey pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1, stride=2)
+        self.fc = nn.Linear(4 * (task.SIDE // 2) ** 2, task.CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.conv(images.mean(1, keepdim=True)).flatten(1))
+        return logits
+
+
+def test_an_app_of_grey_pictures_is_told_while_it_runs(tmp_path: Path) -> None:
+    app = App(model=Grey)
+    with pytest.warns(CaptureWarning, match="grey pictures are not audited"):
+        app.run(captured(app, tmp_path / "mine"), 1)
+    assert "grey" in kinds(Run(tmp_path / "mine"))

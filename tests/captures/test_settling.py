@@ -42,8 +42,16 @@ def test_one_example_is_a_batch_of_one(tmp_path: Path) -> None:
 
 def test_a_full_batch_is_told_by_the_rank_of_the_output_layer(tmp_path: Path) -> None:
     app = App(model=task.Plain, examples=4, batch_size=4)
-    app.run(captured(app, tmp_path / "mine", batch_size=None), 1)
+    one_step = {"local_epochs": None, "local_steps": 1}
+    app.run(captured(app, tmp_path / "mine", batch_size=None, **one_step), 1)
     assert settled(tmp_path / "mine").spec.train.batch_size == 4
+
+
+def test_the_batches_of_an_epoch_are_not_guessed(tmp_path: Path) -> None:
+    app = App(model=task.Plain, examples=4, batch_size=2)
+    app.run(captured(app, tmp_path / "mine", batch_size=None), 1)
+    with pytest.raises(SpecError, match=r"declare train\.batch_size=\.\.\."):
+        settled(tmp_path / "mine")
 
 
 def test_a_capture_without_an_answer_says_why(tmp_path: Path) -> None:

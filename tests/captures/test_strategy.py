@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
     FedAdam,
     FedAvg,
+    FedAvgM,
     FedMedian,
+    FedYogi,
+    Krum,
 )
 
 import fedsim
@@ -119,3 +123,31 @@ def test_the_log_says_where_the_capture_is(tmp_path: Path, caplog: Any) -> None:
     with caplog.at_level("INFO", logger="flwr"):
         app.run(captured(app, tmp_path / "mine"), 1)
     assert json.loads((tmp_path / "mine/capture.json").read_text())["finished"] is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "clients", "options"),
+    [
+        (Krum, 4, {}),
+        (FedYogi, 2, {}),
+        (FedAvgM, 2, {"server_momentum": 0.9}),
+    ],
+)
+def test_robust_and_stateful_strategies_aggregate_as_before(
+    tmp_path: Path, kind: Any, clients: int, options: dict[str, Any]
+) -> None:
+    app = App(model=task.Plain, clients=clients)
+    random.seed(0)  # by which Flower samples clients
+    plain = app.run(app.strategy(kind, **options), 3)
+    strategy = captured(app, tmp_path / "mine", app.strategy(kind, **options))
+    random.seed(0)
+    assert bytes_of(app.run(strategy, 3)) == bytes_of(plain)
+    assert len(updates(settled(tmp_path / "mine"))) == 3 * clients
+
+
+def test_a_captured_strategy_is_of_the_class_that_it_was(tmp_path: Path) -> None:
+    strategy = fedsim.capture(FedYogi(), tmp_path / "mine", model=task.Net)
+    for one in (strategy, copy.copy(strategy), copy.deepcopy(strategy)):
+        assert isinstance(one, FedYogi)
+        assert isinstance(one, CapturedStrategy)
+        assert not isinstance(one, Krum)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import fedsim
-from fedsim.captures.passes import Pass, as_pictures, read_passes
+from fedsim.captures.passes import NO_PASS, Pass, as_pictures, read_passes
 from fedsim.captures.trouble import CaptureWarning
 from fedsim.captures.witness import settle_witnesses
 from tests import flower_task as task
@@ -171,3 +171,47 @@ def test_the_folder_can_be_said_in_the_run_config(tmp_path: Path) -> None:
     said = {"fedsim-witness": str(tmp_path / "here")}
     list(fedsim.witness(task.loader(0, 2, 2), context(**said)))
     assert len(kept(tmp_path / "here")) == 1
+
+
+class Data:
+    """A loader of anybody's, gone when it was used."""
+
+    def __init__(self, batches: Any):
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
+def test_a_loader_that_takes_the_place_of_another_is_another(tmp_path: Path) -> None:
+    batches = [(torch.rand(2, 3, 4, 4), torch.arange(2))]
+    for _ in range(4):  # each is gone before the next, which may have its id
+        list(fedsim.witness(Data(batches), context(), vault=tmp_path))
+    assert len({one.about.loader for one in kept(tmp_path)}) == 4
+
+
+def test_the_same_loader_is_the_same_by_whatever_way(tmp_path: Path) -> None:
+    loader = task.loader(0, 4, 2)
+    for one in (loader, iter(loader), fedsim.witness(loader, context(), vault=tmp_path)):
+        list(fedsim.witness(one, context(), vault=tmp_path))
+    passes = kept(tmp_path)
+    assert [len(passes), len({one.about.loader for one in passes})] == [4, 1]
+
+
+def test_a_witness_of_an_earlier_round_sees_no_later_one(tmp_path: Path) -> None:
+    loader = task.loader(0, 4, 2)
+    for _ in range(3):  # as an app does that keeps its loader
+        loader = fedsim.witness(loader, context(), vault=tmp_path)
+        list(loader)
+    passes = kept(tmp_path)
+    assert [len(passes), len({one.about.source for one in passes})] == [3, 3]
+
+
+def test_a_loader_that_was_never_gone_through_is_known_of(tmp_path: Path) -> None:
+    unused = fedsim.witness(task.loader(0, 4, 2), context(), vault=tmp_path)
+    (silent,) = kept(tmp_path)
+    assert silent.about.number == NO_PASS
+    assert "no pass through its loader came to an end" in str(silent.about.lost)
+    list(unused)
+    (one,) = kept(tmp_path)
+    assert one.about.lost is None

@@ -45,6 +45,16 @@ def test_steps_take_new_samples_and_epochs_go_over_all_of_them() -> None:
     assert sorted(drawn) == sorted([*own.tolist()] * 2)
 
 
+def test_a_last_batch_that_is_not_full_can_be_left_out() -> None:
+    spec = small_spec(
+        "train={upload: delta, batch_size: 7, local_epochs: 2, drop_last: true, evaluate: false}"
+    )
+    steps = [rows for rows, _ in draw_batches(spec, 1, 0)]
+    held = len(shards_of(spec.data, spec.seed)[0])
+    assert held % 7
+    assert [len(rows) for rows in steps] == [7] * (2 * (held // 7))
+
+
 def test_a_batch_larger_than_the_shard_is_told() -> None:
     with pytest.raises(DataError, match=r"train\.batch_size is 400"):
         check_shards(small_spec("train.batch_size=400"))

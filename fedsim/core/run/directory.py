@@ -11,7 +11,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -113,7 +113,7 @@ class Run:
 
         What lies in the lock's place may be from anybody: what a link leads to is never written.
         """
-        lock = self.root / LOCK
+        lock, own = self.root / LOCK, os.getpid()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -142,6 +142,11 @@ class Run:
             os.write(handle, f"{os.getpid()}\n".encode())
             yield
         finally:
+            if (
+                os.getpid() == own
+            ):  # otherwise children that it forked meanwhile would go on with it
+                with suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     def refuse_other(self, spec: Spec) -> None:

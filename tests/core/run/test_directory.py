@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -202,3 +204,17 @@ def test_a_summary_is_believed_beside_the_scores_it_was_made_of(
         assert not run.is_concluded(small_run.spec)
         with pytest.raises(DamagedError, match="is damaged"):
             _ = run.summary
+
+
+def test_a_lock_is_not_left_to_a_child_that_was_forked_meanwhile(tmp_path: Path) -> None:
+    """As a data loader's workers are that outlive a capture."""
+    run = Run(tmp_path / "run")
+    with run.locked():
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+    try:
+        with run.locked():
+            assert child.is_alive()
+    finally:
+        child.kill()
+        child.join()
