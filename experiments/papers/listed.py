@@ -21,7 +21,7 @@ def architecture(name: str, options: str) -> Table:
 
 def chain(depth: int) -> Table:
     """R-GAP on a plain network of so many convolutions."""
-    layers = f"channels: {[24] * depth}, strides: {[1] * depth}, activation: leaky_relu"
+    layers = f"channels: {[12] * depth}, strides: {[1] * depth}, activation: leaky_relu"
     changed = (f"model.options={{{layers}}}", f"name=cnn{depth}")
     return Table(f"gias-a2-cnn{depth}", "gias/rgap_depth.yaml", changed, data="any")
 
