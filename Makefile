@@ -24,7 +24,7 @@ test: $(STAMP) lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 test-slow: $(STAMP)
-	$(BIN)/pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 
 # The papers' tables again, resumable: make papers CIFAR10=PATH FACES=olivettifaces.mat (hours on two
 # cores; JOBS=2 runs two tables at a time). PAPER=1, on a GPU: the papers' own budgets.
