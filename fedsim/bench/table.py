@@ -73,7 +73,7 @@ def aggregate(pictures: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
 
 def _flags(rows: pd.DataFrame) -> str:
     """The flags that a suite raised in any seed, each once."""
-    told = rows["flags"].fillna("") if "flags" in rows else []
+    told: list[str] = list(rows["flags"].fillna("")) if "flags" in rows else []
     return ", ".join(dict.fromkeys(f for words in told for f in words.split(", ") if f))
 
 

@@ -103,10 +103,11 @@ def _picked_rows(own: pd.DataFrame, tries: Iterable[Weighed]) -> pd.DataFrame:
         if victim not in best or one.fit.distance < best[victim].fit.distance:
             best[victim] = one
     rows = []
-    for victim, each in own.groupby(VICTIM, sort=False):
-        one = best.get(victim)
-        if one is not None:
-            rows.append(each[(each["attack"] == one.job.label) & (each["trial"] == one.job.trial)])
+    for (round_, client), each in own.groupby(VICTIM, sort=False):
+        chosen = best.get((int(round_), int(client)))
+        if chosen is not None:
+            mine = (each["attack"] == chosen.job.label) & (each["trial"] == chosen.job.trial)
+            rows.append(each[mine])
     return pd.concat(rows) if rows else own.iloc[:0]
 
 
@@ -237,12 +238,12 @@ def _by_client(envelope: pd.DataFrame) -> list[dict[str, Any]]:
         return []
     rows = [
         {
-            "client": int(client),
+            "client": int(each["client"].iloc[0]),
             "psnr": clean(each["psnr"].astype(float).mean()),
             "worst": clean(each["psnr"].astype(float).max()),
             "recovered": clean(each["recovered"].astype(float).mean()),
         }
-        for client, each in envelope.groupby("client")
+        for _, each in envelope.groupby("client")
     ]
     return sorted(rows, key=lambda row: -(row["psnr"] or 0.0))
 

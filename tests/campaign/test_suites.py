@@ -118,7 +118,10 @@ def test_a_later_stage_comes_after_the_cheaper_ones_on_the_same_victim(tmp_path:
     assert not any(job.after for job in jobs_of(Run(tmp_path), exhaustive, victims(exhaustive)))
 
 
-def test_a_victim_that_is_recovered_exactly_needs_no_more(tmp_path: Path) -> None:
+def test_a_victim_that_is_recovered_exactly_needs_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief(monkeypatch)
     spec = small_spec(*TINY, SURE, STANDARD)
     run = audit(spec, tmp_path / "run")
     suite = run.summary["suite"]
