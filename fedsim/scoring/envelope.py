@@ -103,8 +103,8 @@ def _picked_rows(own: pd.DataFrame, tries: Iterable[Weighed]) -> pd.DataFrame:
         if victim not in best or one.fit.distance < best[victim].fit.distance:
             best[victim] = one
     rows = []
-    for (round_, client), each in own.groupby(VICTIM, sort=False):
-        chosen = best.get((int(round_), int(client)))
+    for _, each in own.groupby(VICTIM, sort=False):
+        chosen = best.get((int(each["round"].iloc[0]), int(each["client"].iloc[0])))
         if chosen is not None:
             mine = (each["attack"] == chosen.job.label) & (each["trial"] == chosen.job.trial)
             rows.append(each[mine])
