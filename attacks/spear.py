@@ -26,6 +26,7 @@ from fedsim.attacks.closed.relu_rows import Layer
 from fedsim.attacks.closed.sparse import ColumnSpace, Search
 from fedsim.attacks.matching.matcher import silence
 from fedsim.attacks.pulls import kept_weight
+from fedsim.core.anatomy import batchnorm_names
 from fedsim.core.attack import Attack, Progress, Reconstruction
 from fedsim.core.defense import Informed
 from fedsim.core.epochs import samples_of_epoch, steps_of_round
@@ -90,7 +91,7 @@ class Spear(Attack):
         rows = layer.pictures(layer.polished([column.q for column in search.found]))
         columns, misfit = layer.explained(rows)
         notes += _notes(search, layer, view.batch_size, misfit)
-        labels = _labels(model, first, rows[:, :-1], columns, side)
+        labels = _labels(model, first, rows[:, :-1], columns, side, notes)
         mean, std = (torch.tensor(c, dtype=torch.float64).view(3, 1, 1) for c in view.normalisation)
         images = (first.fold(rows[:, :-1], side) * std + mean).clamp(0, 1)
         images = self._finished(images, notes)
@@ -206,10 +207,13 @@ def _layer(matrix: Tensor, model: nn.Module, first: FirstLayer, batch: int) -> L
 
 
 def _labels(
-    model: nn.Module, first: FirstLayer, rows: Tensor, columns: Tensor, side: int
-) -> Tensor:
+    model: nn.Module, first: FirstLayer, rows: Tensor, columns: Tensor, side: int, notes: list[str]
+) -> Tensor | None:
     """The class (c,) of each picture: the gradients of all classes' losses in the layer's output
     are compared with the columns of D, up to their size."""
+    if model.training and batchnorm_names(model):
+        notes.append("no labels: BatchNorm mixes what the pictures of a batch send back")
+        return None
     silence(model)
     model.requires_grad_(True)
     module = model.get_submodule(first.weight.rpartition(".")[0])
