@@ -192,7 +192,7 @@ def conclude(
         run.write_table("scores", scores, parquet=True)
         labels, baseline = [label for label, _ in labelled_attacks(spec)], baseline_label(spec)
         failed = failures(jobs)
-        excused = excused_tries(spec, spared(jobs))
+        excused = excused_tries(spec, spared(jobs), refused_in(run))
         verdicts = summarise(
             scores,
             spec,
