@@ -12,15 +12,14 @@ from typing import Any
 import pandas as pd
 
 from fedsim.bench.doubts import doubt_of, gathered
+from fedsim.campaign.suites import lines_of
 from fedsim.core.run import Run
 from fedsim.scoring.statistics import KEYS
-
-PICKED = " picked"
 
 
 def names_of(suite: Mapping[str, Any]) -> tuple[str, str]:
     """What the two lines of a suite are called."""
-    return suite["version"], f"{suite['version']}{PICKED}"
+    return lines_of(suite["version"])
 
 
 def suite_rows(run: Run, suite: Mapping[str, Any]) -> pd.DataFrame:
