@@ -55,20 +55,28 @@ class Planned:
         if not isinstance(parsed, dict):
             raise RunError(f"{paths.SPEC} is empty or no spec.")
         spec = load_spec(parsed)
+        own = without_strangers(spec)
         if max(spec.train.rounds, spec.data.clients, spec.audit.trials) > MOST_PLANNED or (
-            spec.train.rounds * spec.cohort_size * spec.audit.trials * len(labelled_attacks(spec))
+            spec.train.rounds * spec.cohort_size * spec.audit.trials * len(labelled_attacks(own))
             > MOST_PLANNED
         ):
             raise RunError(f"{paths.SPEC} plans more jobs than can be counted here.")
-        chosen, played = victims(spec), roles(spec)
+        chosen, played = victims(spec), roles(own)
         results: dict[str, frozenset[str]] = {}
-        for label, component in labelled_attacks(spec):
+        for label, component in labelled_attacks(own):
             if label in played and played[label].sample:  # tried once, on the first victim
                 results[label] = frozenset({result_name(*min(chosen), 0)})
                 continue
             trials = range(trials_of(component, spec))
             results[label] = frozenset(result_name(*v, trial) for v in chosen for trial in trials)
         return cls(spec, results)
+
+
+def without_strangers(spec: Spec) -> Spec:
+    """The spec without defenses by import path, which a suite would ask what counters them: a page
+    imports nothing that a spec names."""
+    ours = [component for component in spec.defenses if ":" not in component.name]
+    return spec.model_copy(update={"defenses": ours})
 
 
 @dataclass(frozen=True)
