@@ -9,12 +9,13 @@ picks one, and by which it knows that a picture is exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedsim.attacks.matching import MatchingAttack, Objective, Problem
+from fedsim.attacks.matching.label_rule import classes_of
 from fedsim.attacks.matching.objectives import Distance, Target, objective_of
 from fedsim.core.attack import Fit, Reconstruction
 from fedsim.core.errors import AttackError, ModelError
@@ -34,14 +35,42 @@ def fit_of(view: View, result: Reconstruction, device: torch.device) -> Fit | No
         if problem.undo is not None:  # pictures were put together again: the model saw others
             return None
         images = problem.normalised(_as_many_as(problem.count, result.images))
-        labels = task.labels[0]
-        if result.labels is not None and len(result.labels) == len(labels):
-            labels = result.labels.to(labels)
+        labels = _labels_of(result, problem, task.labels[0])
         listener.cosines = []
         task.matcher.value(images[None].float(), labels[None])
     except (AttackError, ModelError):
         return None
-    return listener.fit(complete=len(result.images) >= problem.count)
+    fit = listener.fit(complete=len(result.images) >= problem.count)
+    if fit is None or not fit.is_exact:
+        return fit
+    return replace(fit, complete=_says(task.matcher.target, images.numel()))
+
+
+def _labels_of(result: Reconstruction, problem: Problem, read: Tensor) -> Tensor:
+    """The result's own labels where they name a class for every picture, else those ``read``."""
+    own = result.labels
+    if own is None or len(own) != len(read) or not bool((own >= 0).all()):
+        return read
+    return own.to(read) if int(own.max()) < classes_of(problem.model) else read
+
+
+def _says(target: Target, unknowns: int) -> bool:
+    """Whether an update can say as many numbers as are ``unknown``. Of a few (one layer of a frozen
+    network, a handful that a mask left) other pictures give the same. A matrix says as many as one
+    of its rank has to choose from: the head of a single picture no more than one feature vector."""
+    said, whole = 0, target.squares.sum()
+    for tensor, square in zip(target.tensors, target.squares, strict=True):
+        if float((square / whole).sqrt()) <= FAINT:
+            continue
+        most = int(tensor.count_nonzero())
+        if tensor.ndim > 1:
+            matrix = tensor.float().flatten(1)
+            rank = int(torch.linalg.matrix_rank(matrix, rtol=FAINT))
+            most = min(most, rank * (sum(matrix.shape) - rank))
+        said += most
+        if said >= unknowns:
+            return True
+    return False
 
 
 def _as_many_as(count: int, images: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class LabelParameters:
         view, count = problem.view, problem.count // problem.copies
         if self.labels == "joint":
             coin = view.coin("labels")
-            soft = torch.randn(seeds, problem.count, _classes(problem.model), generator=coin)
+            soft = torch.randn(seeds, problem.count, classes_of(problem.model), generator=coin)
             return soft.to(problem.device)
         left = labels_left(view)
         if view.grants("oracle_labels"):
@@ -46,7 +46,8 @@ class LabelParameters:
         return labels.to(problem.device).repeat(problem.copies).expand(seeds, -1)
 
 
-def _classes(model: nn.Module) -> int:
+def classes_of(model: nn.Module) -> int:
+    """Of how many classes a model's head tells."""
     if (found := found_in(model)) is not None:
         return found.classes
     return int(dict(model.named_parameters())[head_names(model)[0]].shape[0])

@@ -49,6 +49,7 @@ from fedsim.core.run import (
     list_observations,
     observation_path,
 )
+from fedsim.core.run.paths import ENVELOPE
 from fedsim.core.spec import Spec
 from fedsim.core.vault import Vault
 from fedsim.federation.aggregation import create_strategy, masking
@@ -189,10 +190,12 @@ def conclude(
         if not envelope.empty:
             scores = marked(scores, envelope)
             run.write_table("envelope", envelope)
+        else:  # nor is that of an earlier time one of these scores
+            (run.root / ENVELOPE).unlink(missing_ok=True)
         run.write_table("scores", scores, parquet=True)
         labels, baseline = [label for label, _ in labelled_attacks(spec)], baseline_label(spec)
         failed = failures(jobs)
-        excused = excused_tries(spec, spared(jobs))
+        excused = excused_tries(spec, spared(jobs), refused_in(run))
         verdicts = summarise(
             scores,
             spec,

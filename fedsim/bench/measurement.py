@@ -21,7 +21,7 @@ from fedsim.audit.stages import audit, federate
 from fedsim.bench.cells import Bench, Cell
 from fedsim.bench.doubts import doubt_of, legend_of
 from fedsim.bench.stealth import COLUMNS, loudness_in, write_stealth
-from fedsim.bench.suites import suite_outcomes, suite_rows
+from fedsim.bench.suites import envelope_in, suite_outcomes, suite_rows
 from fedsim.bench.table import aggregate, as_markdown
 from fedsim.campaign.plan import prepare
 from fedsim.cluster.local import ATTACK_RESOURCE
@@ -137,7 +137,7 @@ def measure(bench: Bench, cell: Cell, root: Path) -> Measured:
     summary = run.summary
     suite, failed = summary.get("suite"), summary.get("failed_jobs", [])
     members = {member["attack"] for member in suite["members"]} if suite else set()
-    lines = suite_outcomes(suite, summary["verdicts"], failed) if suite else []
+    lines = suite_outcomes(suite, summary["verdicts"], failed, envelope_in(run)) if suite else []
     lines += [
         {
             "attack": v["attack"],

@@ -12,21 +12,21 @@ from typing import Any
 import pandas as pd
 
 from fedsim.bench.doubts import doubt_of, gathered
+from fedsim.campaign.suites import lines_of
 from fedsim.core.run import Run
-from fedsim.scoring.statistics import KEYS
-
-PICKED = " picked"
+from fedsim.core.run.paths import ENVELOPE
+from fedsim.scoring.statistics import KEYS, VICTIM
 
 
 def names_of(suite: Mapping[str, Any]) -> tuple[str, str]:
     """What the two lines of a suite are called."""
-    return suite["version"], f"{suite['version']}{PICKED}"
+    return lines_of(suite["version"])
 
 
 def suite_rows(run: Run, suite: Mapping[str, Any]) -> pd.DataFrame:
     """The rows of the scores that are the worst case, and those that are the pick, each under the
     name of its line, with the ``member`` that they are of."""
-    scores, envelope = run.scores, run.envelope
+    scores, envelope = run.scores, envelope_in(run)
     lines = []
     for name, (attack, trial) in zip(
         names_of(suite), (("attack", "trial"), ("picked", "picked_trial")), strict=True
@@ -39,10 +39,22 @@ def suite_rows(run: Run, suite: Mapping[str, Any]) -> pd.DataFrame:
     return pd.concat(lines, ignore_index=True)
 
 
+def envelope_in(run: Run) -> pd.DataFrame:
+    """The envelope of a run; without a row where nothing was scored, as where guards let nobody
+    upload."""
+    if (run.root / ENVELOPE).is_file():
+        return run.envelope
+    return pd.DataFrame(columns=[*KEYS, "attack", "trial", "picked", "picked_trial"])
+
+
 def suite_outcomes(
-    suite: Mapping[str, Any], verdicts: list[Mapping[str, Any]], failed: list[Mapping[str, str]]
+    suite: Mapping[str, Any],
+    verdicts: list[Mapping[str, Any]],
+    failed: list[Mapping[str, str]],
+    envelope: pd.DataFrame,
 ) -> list[dict[str, Any]]:
-    """What the two lines came to: the members' strongest verdict, and the doubts of all."""
+    """What the two lines came to: the members' strongest verdict, and the doubts of all. Where
+    nothing tells how well it explains an update, nobody picks, and that victim is none of its."""
     members = {member["attack"] for member in suite["members"]}
     own = [entry for entry in verdicts if entry["attack"] in members]
     asked = max((e.get("victims_of", 0) + e.get("spared", 0) for e in own), default=0)
@@ -54,4 +66,9 @@ def suite_outcomes(
         "victims_of": asked,
         "flags": ", ".join(flag["flag"] for flag in suite["flags"]),
     }
-    return [{"attack": name, "baseline": False, **about} for name in names_of(suite)]
+    worst, picked = names_of(suite)
+    told = envelope.dropna(subset=["picked"]).groupby(VICTIM).ngroups
+    return [
+        {"attack": worst, "baseline": False, **about},
+        {"attack": picked, "baseline": False, **about, "victims": min(seen, told)},
+    ]

@@ -25,7 +25,7 @@ from fedsim.core.registry import resolve
 from fedsim.core.spec import Component, Spec
 from fedsim.defenses.applied import declared
 
-NAIVE = " naive"
+NAIVE, PICKED = " naive", " picked"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,18 @@ def suite_of(spec: Spec) -> Component | None:
     named = [component for component in spec.attacks if component.is_suite]
     if len(named) > 1:
         raise SpecError("attacks name two suites; one says all that it can.")
+    for component in spec.attacks if named else []:
+        if component not in named and component.short_name in lines_of(named[0].name):
+            raise SpecError(
+                f"the title '{component.short_name}' is that of a suite's line in tables; give the "
+                f"attack '{component.name}' another title."
+            )
     return named[0] if named else None
+
+
+def lines_of(version: str) -> tuple[str, str]:
+    """What the two lines of a suite are called in tables: its worst case and its pick."""
+    return version, f"{version}{PICKED}"
 
 
 def cast_of(spec: Spec) -> Cast | None:
@@ -71,7 +82,12 @@ def cast_of(spec: Spec) -> Cast | None:
             continue
         ways = both_ways([member.component], spec.defenses) if _tells(spec) else [member.component]
         parts += [(way, Role(member)) for way in ways]
-    if suite.checks not in missing:
+    if not parts and not missing:
+        raise SpecError(
+            f"{suite.version} has no member for threat {spec.threat.model}; its members play from "
+            f"B on."
+        )
+    if any(role.member.title == suite.checks for _, role in parts):
         parts.append((suite.check.component, Role(suite.check, sample=True)))
     return Cast(suite, component.params.get("exhaustive", False), tuple(parts), missing)
 

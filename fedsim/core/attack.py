@@ -41,7 +41,8 @@ EXACT = 1e-6  # of one minus a cosine: a thousandth of a layer's length
 class Fit:
     """How well a reconstruction explains the update, without the truth: one minus the cosine of
     what it would have given and what was observed, the mean over layers and the worst of them.
-    ``complete``: it stands for all pictures behind the update."""
+    ``complete``: it stands for all pictures behind the update, and where it is exact the update
+    says enough for no others to be."""
 
     distance: float
     worst: float

@@ -1,14 +1,16 @@
 """Envelope: what a suite of attacks comes to, picture by picture.
 
-The *worst case* takes of every picture the member whose reconstruction is closest. It is chosen
-with the truth, after the fact, and no attacker could: it is an upper envelope for whoever must
-protect the picture. Beside it stands what an attacker would have *picked*, of each victim the
-reconstruction that best explains the update by what the attacker itself can tell.
+The *worst case* takes of every picture the member whose reconstruction is closest: one that came
+back, wherever it lies, before all that did not, and one that somebody claims before the grey that
+stands for none. The guess is one of them. It is chosen with the truth, after the fact, and no
+attacker could: it is an upper envelope for whoever must protect the picture. Beside it stands what
+an attacker would have *picked*, of each victim the reconstruction that best explains the update by
+what the attacker itself can tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +25,7 @@ from fedsim.core.run import Run
 from fedsim.core.spec import Spec
 from fedsim.scoring.flags import flags_of
 from fedsim.scoring.recovery import beside_baseline, recovered
-from fedsim.scoring.scores import results_of
+from fedsim.scoring.scores import CLAIMED, results_of
 from fedsim.scoring.statistics import (
     KEYS,
     VICTIM,
@@ -37,15 +39,17 @@ from fedsim.scoring.verdict import Try
 
 _SHOWN = [*METRICS, "identified", "label_true", "label_recovered", "seconds", "canary", "digest"]
 PICKED = ["psnr", "psnr_registered", "ssim", "lpips", "fft2d", "identified", "label_recovered"]
-_ORDER = ["LEAKS", "PARTIAL", "MIS-SPECIFIED", "INCOMPLETE", "NOT RECOVERED", "NO RESULT"]
+_ORDER = ["LEAKS", "PARTIAL", "MIS-SPECIFIED", "INCOMPLETE", "NOT RECOVERED"]
+_ORDER += ["NOT SCORED", "NO RESULT"]
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """One finished try of a member and how well it fits."""
+    """One finished try of a member, how well it fits, and how many pictures it is of."""
 
     job: Job
     fit: Fit
+    pictures: int = 1
 
 
 def envelope_of(run: Run, jobs: list[Job], scores: pd.DataFrame) -> pd.DataFrame:
@@ -54,18 +58,29 @@ def envelope_of(run: Run, jobs: list[Job], scores: pd.DataFrame) -> pd.DataFrame
     spec, played = run.spec, roles(run.spec)
     guess = baseline_label(spec)
     members = [label for label, role in played.items() if not role.sample]
-    own = scores[scores["attack"].isin([*members, *([guess] if guess else [])])]
+    counted = [*members, *([guess] if guess else [])]
+    own = scores[scores["attack"].isin(counted)]
     if not members or own.empty:
         return pd.DataFrame()
     own = own.reset_index(drop=True)
     hits = recovered(beside_baseline(own, own[own["attack"] == guess])).set_axis(own.index)
     own = own.assign(recovered=hits)
-    closest = own.loc[own.groupby(KEYS)["psnr"].idxmax()]
-    picked = _picked_rows(own, weighed(run, jobs, played))
+    closest = _closest(own)
+    tries = weighed((job for job in jobs if job.label in counted), run.spec.seed, played)
+    picked = _picked_rows(own, tries)
     beside = picked.set_index(KEYS)[["attack", "trial", *PICKED, "recovered"]]
     names = {"attack": "picked", **{n: f"picked_{n}" for n in ("trial", *PICKED, "recovered")}}
     kept = [*KEYS, "picture", "attack", "trial", *_SHOWN, "recovered"]
     return closest[kept].join(beside.rename(columns=names), on=KEYS).reset_index(drop=True)
+
+
+def _closest(own: pd.DataFrame) -> pd.DataFrame:
+    """Of every picture the row that shows most of it."""
+    claims = own[CLAIMED].fillna(True).astype(bool) if CLAIMED in own else True
+    by_rank = own.assign(claims=claims).sort_values(
+        ["recovered", "claims", "psnr"], ascending=False, kind="stable"
+    )
+    return own.loc[by_rank.drop_duplicates(KEYS).sort_values(KEYS).index]
 
 
 def marked(scores: pd.DataFrame, envelope: pd.DataFrame) -> pd.DataFrame:
@@ -81,12 +96,12 @@ def marked(scores: pd.DataFrame, envelope: pd.DataFrame) -> pd.DataFrame:
     return scores
 
 
-def weighed(run: Run, jobs: Iterable[Job], played: Mapping[str, Role]) -> list[Weighed]:
-    """The finished tries of members whose fit is known, the cheaper first."""
+def weighed(jobs: Iterable[Job], seed: int, played: Mapping[str, Role]) -> list[Weighed]:
+    """The finished tries whose fit is known, the cheaper first, without the check of the budget."""
     chosen = [job for job in jobs if job.judged and not _is_sample(played, job)]
     return [
-        Weighed(job, result.fit)
-        for job, result in results_of(chosen, run.spec.seed)
+        Weighed(job, result.fit, len(result.images))
+        for job, result in results_of(chosen, seed)
         if result.fit is not None
     ]
 
@@ -127,8 +142,8 @@ def suite_account(
     played, guess = roles(spec), baseline_label(spec)
     by_label = {entry["attack"]: entry for entry in verdicts}
     members = [_member(label, role, by_label, excused) for label, role in played.items()]
-    tries = weighed(run, jobs, played)
-    told = [by_label[label] for label in played if label in by_label]
+    tries = weighed(jobs, spec.seed, played)
+    told = [by_label[n] for n, role in played.items() if n in by_label and not role.sample]
     worst, picked = _described(envelope, ""), _described(envelope, "picked_")
     return {
         "version": cast.suite.version,
@@ -146,10 +161,19 @@ def suite_account(
     }
 
 
-def _verdict(entries: Iterable[Mapping[str, Any]]) -> str:
-    """The strongest that any member came to."""
-    met = [entry["verdict"] for entry in entries if entry["verdict"] in _ORDER]
-    return min(met, key=_ORDER.index, default="NO RESULT")
+def _verdict(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The strongest that any member came to. One that crashed everywhere may have been it."""
+    known = [entry for entry in entries if entry["verdict"] in _ORDER]
+    if all(entry["verdict"] == "NO RESULT" for entry in known):
+        return "NO RESULT"
+    met = ["INCOMPLETE" if _is_undone(entry) else entry["verdict"] for entry in known]
+    return min(met, key=_ORDER.index)
+
+
+def _is_undone(entry: Mapping[str, Any]) -> bool:
+    """Whether a member has no result though it did not decline, and somebody was there."""
+    nobody = bool(entry.get("refused")) and not entry.get("victims_of")
+    return entry["verdict"] == "NO RESULT" and not entry.get("declined") and not nobody
 
 
 def _words(
@@ -248,15 +272,18 @@ def _by_client(envelope: pd.DataFrame) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -(row["psnr"] or 0.0))
 
 
-def excused_tries(spec: Spec, spared: Iterable[Job]) -> dict[str, frozenset[Try]]:
+def excused_tries(
+    spec: Spec, spared: Iterable[Job], refused: Collection[tuple[int, int]] = ()
+) -> dict[str, frozenset[Try]]:
     """The tries of each member that were not needed: of victims that others recovered exactly, and
-    of the check of the budget, all but its one."""
+    of the check of the budget, all but its one. Who ``refused`` to upload was not there to try."""
     excused: dict[str, set[Try]] = {}
     for job in spared:
         excused.setdefault(job.label, set()).add((job.round, job.client, job.trial))
     chosen, played = victims(spec), roles(spec)
-    every = {(*victim, trial) for victim in chosen for trial in range(spec.audit.trials)}
+    there = [victim for victim in chosen if victim not in refused]
+    every = {(*victim, trial) for victim in there for trial in range(spec.audit.trials)}
     for label, role in played.items():
         if role.sample:
-            excused[label] = every - {(*min(chosen), 0)}
+            excused.setdefault(label, set()).update(every - {(*min(chosen), 0)})
     return {label: frozenset(tries) for label, tries in excused.items()}

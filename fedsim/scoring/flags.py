@@ -36,7 +36,7 @@ def flags_of(
     scores: pd.DataFrame,
     envelope: pd.DataFrame,
     entries: Sequence[Mapping[str, Any]],
-    tries: Iterable[Weighed],
+    tries: Sequence[Weighed],
     excused: Mapping[str, frozenset[Try]],
     baseline: str | None,
 ) -> list[dict[str, str]]:
@@ -46,7 +46,7 @@ def flags_of(
         "closed_form": _closed_form(scores, played),
         "no_better_than_guess": _no_better(tries, played, baseline),
         "budget": _budget(cast, played, scores),
-        "proof": _proof(envelope, played, excused),
+        "proof": _proof(envelope, played, excused, tries),
         "declined": _declined(cast),
     }
     return [{"flag": name, "words": words} for name, words in found.items() if words]
@@ -121,9 +121,13 @@ def _budget(cast: Cast, played: Mapping[str, Role], scores: pd.DataFrame) -> str
 
 
 def _proof(
-    envelope: pd.DataFrame, played: Mapping[str, Role], excused: Mapping[str, frozenset[Try]]
+    envelope: pd.DataFrame,
+    played: Mapping[str, Role],
+    excused: Mapping[str, frozenset[Try]],
+    tries: Iterable[Weighed],
 ) -> str | None:
-    """Victims that were spared further members, and whose pictures are not all there."""
+    """Victims that were spared further members, and whose pictures are not all there; of a batch
+    of which a manoeuvre left some, these."""
     spared = {
         (round_, client)
         for label, tried in excused.items()
@@ -132,8 +136,16 @@ def _proof(
     }
     if not spared or envelope.empty:
         return None
-    least = envelope.groupby(["round", "client"])["psnr"].min()
-    wrong = sorted(victim for victim in spared if least.get(victim, np.inf) < PROVEN_DB)
+    told: dict[tuple[int, int], int] = {}  # how many pictures the proof is of
+    for one in tries:
+        if one.fit.is_exact:
+            victim = (one.job.round, one.job.client)
+            told[victim] = min(one.pictures, told.get(victim, one.pictures))
+    wrong = sorted(
+        victim
+        for victim, each in envelope.groupby(["round", "client"])["psnr"]
+        if victim in spared and each.nlargest(told.get(victim, len(each))).min() < PROVEN_DB
+    )
     if not wrong:
         return None
     return (

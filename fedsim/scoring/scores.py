@@ -14,7 +14,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from fedsim.campaign.jobs import SPARED, Job, refuse_other_result, refuse_surplus
+from fedsim.campaign.jobs import SPARED, Job, refuse_other_result, refuse_surplus, spared_by
 from fedsim.campaign.seen import read_from
 from fedsim.clients.data import pixel_digest
 from fedsim.core.attack import Reconstruction
@@ -368,7 +368,11 @@ def _undone(jobs: list[Job]) -> Iterator[tuple[Job, dict[str, str]]]:
     for job in jobs:
         if job.failure.is_file() and not job.result.is_file():
             try:
-                yield job, _FAILURE.validate_python(read_json(job.failure))
+                entry = _FAILURE.validate_python(read_json(job.failure))
+                if entry["kind"] == SPARED and spared_by(job) is None:
+                    why = "it was not needed, and the result that said so is gone"
+                    entry |= {"kind": "fault", "reason": f"{why}; go on with `fedsim audit`"}
+                yield job, entry
             except (DamagedError, ValidationError):
                 why = f"it failed, and '{job.failure}', which says why, is damaged"
                 about = {"job": job.name, "attack": job.label, "kind": "fault", "reason": why}

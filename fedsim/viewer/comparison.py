@@ -24,7 +24,7 @@ from fedsim.scoring.recovery import RECOVERED_DB
 from fedsim.scoring.statistics import KEYS, interval
 from fedsim.viewer.charts import Interval, Series, curves, intervals
 from fedsim.viewer.files import DAMAGE, Files, inside, reason
-from fedsim.viewer.status import Outcome, Status, rounds_of
+from fedsim.viewer.status import Outcome, Status, rounds_of, without_strangers
 
 MOST_RUNS = 4
 SHARED_SHOWN, OWN_SHOWN, ATTACKS_SHOWN = 6, 4, 3
@@ -298,7 +298,9 @@ def _loader(run: Status, scores: pd.DataFrame) -> Loader:
         wanted = {tuple(map(int, row)) for row in rows[["round", "client"]].to_numpy()}
         jobs = [
             job
-            for job in jobs_of(opened, spec, [v for v in victims(spec) if v in wanted])
+            for job in jobs_of(
+                opened, without_strangers(spec), [v for v in victims(spec) if v in wanted]
+            )
             if inside(opened.reconstructions, job.result)
             and inside(opened.vault, opened.vault / f"{job.victim}.safetensors")
             and inside(opened.observations, job.observation)

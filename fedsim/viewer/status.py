@@ -21,7 +21,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.campaign.plan import labelled_attacks, trials_of, victims
+from fedsim.campaign.jobs import SPARED
+from fedsim.campaign.plan import labelled_attacks, roles, trials_of, victims
 from fedsim.core.documents import read_yaml
 from fedsim.core.errors import DamagedError, RunError
 from fedsim.core.files import LINE_END, parse_json
@@ -54,23 +55,28 @@ class Planned:
         if not isinstance(parsed, dict):
             raise RunError(f"{paths.SPEC} is empty or no spec.")
         spec = load_spec(parsed)
+        own = without_strangers(spec)
         if max(spec.train.rounds, spec.data.clients, spec.audit.trials) > MOST_PLANNED or (
-            spec.train.rounds * spec.cohort_size * spec.audit.trials * len(labelled_attacks(spec))
+            spec.train.rounds * spec.cohort_size * spec.audit.trials * len(labelled_attacks(own))
             > MOST_PLANNED
         ):
             raise RunError(f"{paths.SPEC} plans more jobs than can be counted here.")
-        chosen = victims(spec)
-        return cls(
-            spec,
-            {
-                label: frozenset(
-                    result_name(*victim, trial)
-                    for victim in chosen
-                    for trial in range(trials_of(component, spec))
-                )
-                for label, component in labelled_attacks(spec)
-            },
-        )
+        chosen, played = victims(spec), roles(own)
+        results: dict[str, frozenset[str]] = {}
+        for label, component in labelled_attacks(own):
+            if label in played and played[label].sample:  # tried once, on the first victim
+                results[label] = frozenset({result_name(*min(chosen), 0)})
+                continue
+            trials = range(trials_of(component, spec))
+            results[label] = frozenset(result_name(*v, trial) for v in chosen for trial in trials)
+        return cls(spec, results)
+
+
+def without_strangers(spec: Spec) -> Spec:
+    """The spec without defenses by import path, which a suite would ask what counters them: a page
+    imports nothing that a spec names."""
+    ours = [component for component in spec.defenses if ":" not in component.name]
+    return spec.model_copy(update={"defenses": ours})
 
 
 @dataclass(frozen=True)
@@ -209,7 +215,7 @@ def status_of(files: Files, place: Place, *, now: float | None = None) -> Status
             changed=_modified(root / paths.SUMMARY),
             **about,
         )
-    attacks = [_jobs(root, label, names) for label, names in planned.results.items()]
+    attacks = [_jobs(files, root, label, names) for label, names in planned.results.items()]
     changed = _last_change(root)
     state = _state(about["rounds_done"], spec, attacks, root, now - (changed or 0.0))
     lessons = sum(len(list_lessons(memory)) for memory in (root / paths.LEARNED).glob("*"))
@@ -279,6 +285,8 @@ def failures_of(files: Files, place: Place) -> list[str]:
     for path in sorted(folder.glob(f"*/*/*{paths.FAILURE}")):
         name = str(path.relative_to(place.root))
         try:
+            if files.parse(place.root, name, _kind) == SPARED:
+                continue
             words = files.parse(place.root, name, _failure)
         except RunError as error:
             words = reason(error)
@@ -323,7 +331,7 @@ def _failed(content: bytes) -> dict[str, int]:
     return counts
 
 
-def _jobs(root: Path, label: str, names: frozenset[str]) -> AttackProgress:
+def _jobs(files: Files, root: Path, label: str, names: frozenset[str]) -> AttackProgress:
     folder = root / paths.RECONSTRUCTIONS / label
     done, failed, begun = set[str](), set[str](), set[str]()
     if inside(root, folder):
@@ -339,9 +347,24 @@ def _jobs(root: Path, label: str, names: frozenset[str]) -> AttackProgress:
                     break
     done &= names
     failed = (failed & names) - done
+    needless = {name for name in failed if _was_spared(files, root, label, name)}
+    done, failed = done | needless, failed - needless
     return AttackProgress(
         label, len(done), len(failed), len((begun & names) - done - failed), len(names)
     )
+
+
+def _was_spared(files: Files, root: Path, label: str, name: str) -> bool:
+    """Whether a job was left undone because it was not needed."""
+    path = f"{paths.RECONSTRUCTIONS}/{label}/{name}{paths.FAILURE}"
+    try:
+        return files.parse(root, path, _kind) == SPARED
+    except RunError:
+        return False
+
+
+def _kind(content: bytes) -> str:
+    return str(parse_json(content, "why a job failed").get("kind"))
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:

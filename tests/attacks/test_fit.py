@@ -64,6 +64,26 @@ def test_a_part_of_the_batch_is_never_exact(tmp_path: Path) -> None:
     assert not found.is_exact
 
 
+@pytest.mark.parametrize(
+    "little", ["train.trainable=head", "defenses=[{name: top_k, sparsity: 0.9999}]"]
+)
+def test_an_update_that_says_little_proves_nothing(tmp_path: Path, little: str) -> None:
+    """Other pictures with the same features, or with the same few signs, explain it as well."""
+    view, images, labels = _seen(tmp_path, little)
+    found = fit_of(view, Reconstruction(images, labels), CPU)
+    assert found is not None
+    assert found.worst < EXACT
+    assert not found.is_exact
+
+
+@pytest.mark.parametrize("wrong", [-1, 10_000])
+def test_labels_that_name_no_class_do_not_cost_the_result(tmp_path: Path, wrong: int) -> None:
+    view, images, labels = _seen(tmp_path)
+    found = fit_of(view, Reconstruction(images, torch.full_like(labels, wrong)), CPU)
+    assert found is not None
+    assert found.is_exact
+
+
 def test_what_was_uploaded_under_noise_is_never_explained_in_full(tmp_path: Path) -> None:
     noise = "defenses=[{name: gaussian_noise, std: 0.1, relative: true}]"
     view, images, labels = _seen(tmp_path, noise)

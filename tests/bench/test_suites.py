@@ -10,7 +10,10 @@ import pytest
 from fedsim.bench.cells import load_bench
 from fedsim.bench.measurement import conduct
 from fedsim.bench.report import _paths
+from fedsim.bench.suites import envelope_in, suite_outcomes, suite_rows
 from fedsim.bench.table import as_markdown
+from fedsim.core.run import Run
+from fedsim.scoring.scores import columns
 from tests.brief_suite import brief
 from tests.conftest import SMALL
 from tests.planted import TINY
@@ -50,6 +53,23 @@ def test_two_lines_stand_for_all_members(tmp_path: Path, monkeypatch: pytest.Mon
     assert "naive" not in as_markdown(table)
     page = (tmp_path / "report.html").read_text()
     assert "standard-1" in page
+
+
+def test_a_cell_where_nothing_was_scored_has_no_rows(tmp_path: Path) -> None:
+    run, suite = Run(tmp_path), {"version": "standard-1", "members": [], "flags": []}
+    pd.DataFrame(columns=[*columns()]).to_csv(tmp_path / "scores.csv", index=False)
+    assert suite_rows(run, suite).empty
+    about = {**suite, "verdict": "NO RESULT"}
+    assert [line["victims"] for line in suite_outcomes(about, [], [], envelope_in(run))] == [0, 0]
+
+
+def test_a_victim_of_which_nobody_can_pick_is_not_counted() -> None:
+    rows = [(1, 0, "layers"), (1, 1, None)]
+    envelope = pd.DataFrame(rows, columns=["round", "client", "picked"])
+    suite = {"version": "standard-1", "members": [{"attack": "layers"}], "flags": []}
+    entry = {"attack": "layers", "verdict": "PARTIAL", "victims": 2, "victims_of": 2}
+    lines = suite_outcomes({**suite, "verdict": "PARTIAL"}, [entry], [], envelope)
+    assert [(line["victims"], line["victims_of"]) for line in lines] == [(2, 2), (1, 2)]
 
 
 def test_strengths_of_a_defense_are_joined_from_no_defense_on() -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedsim.audit.stages import audit
+from fedsim.campaign.jobs import SPARED
 from fedsim.campaign.plan import jobs_of, labelled_attacks, roles, victims
 from fedsim.campaign.suites import both_ways, cast_of, suite_of
+from fedsim.core.attack import Fit, Reconstruction
 from fedsim.core.errors import SpecError
+from fedsim.core.files import write_json
 from fedsim.core.run import Run
 from fedsim.core.spec import Component, Spec, load_spec
+from fedsim.scoring.scores import failures, spared
 from tests.brief_suite import brief
 from tests.conftest import SMALL, small_spec
 from tests.planted import TINY
@@ -39,6 +44,17 @@ def test_members_stand_for_the_suite_beside_other_attacks() -> None:
     assert names[1:3] == ["patch_solve", "row_space"]
     assert names[-1] == "prior_only"
     assert set(roles(small_spec(STANDARD))) == set(_named(small_spec(STANDARD))) - {"prior_only"}
+
+
+def test_a_letter_that_no_member_plays_under_is_refused_by_name() -> None:
+    with pytest.raises(SpecError, match=r"standard-1 has no member for threat A; .* from B on"):
+        labelled_attacks(small_spec(STANDARD, "threat=A"))
+
+
+@pytest.mark.parametrize("title", ["standard-1", "standard-1 picked"])
+def test_no_other_attack_is_called_as_a_line_of_the_suite(title: str) -> None:
+    with pytest.raises(SpecError, match="another title"):
+        labelled_attacks(small_spec(f"attacks=[{{name: standard}}, {{name: dlg, title: {title}}}]"))
 
 
 def test_two_suites_are_refused() -> None:
@@ -140,6 +156,19 @@ def test_a_victim_that_is_recovered_exactly_needs_no_more(
     before = run.scores
     assert audit(spec, run.root).scores.equals(before)
     assert "standard-1" in run.report.read_text()
+
+
+def test_without_the_result_that_spared_it_a_job_is_undone(tmp_path: Path) -> None:
+    spec = small_spec(STANDARD)
+    jobs = jobs_of(Run(tmp_path), spec, victims(spec))
+    job = next(job for job in jobs if job.label == "layers")
+    about = {"job": job.name, "attack": job.label, "kind": SPARED, "reason": "not needed"}
+    write_json(job.failure, about)
+    Reconstruction(torch.zeros(1, 3, 32, 32), fit=Fit(0.0, 0.0, complete=True)).save(job.after[0])
+    assert (spared([job]), failures([job])) == ([job], [])
+    job.after[0].unlink()
+    assert spared([job]) == []
+    assert [one["kind"] for one in failures([job])] == ["fault"]
 
 
 def test_a_victim_that_is_not_recovered_meets_every_member(

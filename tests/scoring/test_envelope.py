@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from fedsim.audit.stages import audit, conclude
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.attack import Fit, Reconstruction
+from fedsim.core.observation import recorded_checksum
 from fedsim.core.run import Run
-from fedsim.scoring.envelope import envelope_of, excused_tries
+from fedsim.scoring.envelope import _verdict, envelope_of, excused_tries
 from tests.brief_suite import brief
 from tests.conftest import small_spec
 from tests.planted import TINY
@@ -68,6 +71,66 @@ def test_the_worst_case_may_be_another_members_for_every_picture(
     assert envelope["recovered"].all()
 
 
+def test_a_picture_that_came_back_elsewhere_is_worse_than_a_close_blur(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief(monkeypatch)
+    scores = run.scores
+    layers, others = scores["attack"] == "layers", scores["attack"] == "row_space"
+    scores.loc[layers, ["psnr", "psnr_registered"]] = 12.0, 45.0
+    scores.loc[others, "psnr"] = 25.0
+    jobs = jobs_of(run, run.spec, victims(run.spec))
+    envelope = envelope_of(run, jobs, scores)
+    assert set(envelope["attack"]) == {"layers"}
+    assert envelope["recovered"].all()
+
+
+def test_grey_that_nobody_claims_is_no_worst_case(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief(monkeypatch)
+    scores = run.scores
+    grey = scores["attack"] == "features"
+    assert not scores.loc[grey, "claimed"].any()
+    scores.loc[grey, "psnr"] = 28.0
+    envelope = envelope_of(run, jobs_of(run, run.spec, victims(run.spec)), scores)
+    assert "features" not in set(envelope["attack"])
+
+
+def test_an_attack_beside_the_suite_does_not_take_its_pick(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief(monkeypatch)
+    jobs = jobs_of(run, run.spec, victims(run.spec))
+    beside = [replace(job, label="mine") for job in jobs if job.label == "row_space"]
+    for job in beside:
+        fit = Fit(-2.0, -2.0, complete=True)
+        result = Reconstruction(torch.zeros(1, 3, 32, 32), fit=fit)
+        result.observation = recorded_checksum(job.observation) or ""
+        result.made_by = job.digest(run.spec.seed)
+        result.save(job.result)
+    envelope = envelope_of(run, [*jobs, *beside], run.scores)
+    assert envelope["picked"].notna().all()
+
+
+@pytest.mark.parametrize(
+    ("met", "verdict"),
+    [
+        ([("NOT RECOVERED", {}), ("NO RESULT", {"declined": True})], "NOT RECOVERED"),
+        ([("NOT RECOVERED", {}), ("NO RESULT", {"declined": False})], "INCOMPLETE"),
+        ([("NOT RECOVERED", {}), ("NO RESULT", {"refused": 2, "victims_of": 0})], "NOT RECOVERED"),
+        ([("LEAKS", {}), ("NO RESULT", {"declined": False})], "LEAKS"),
+        ([("NO RESULT", {"declined": True}), ("NO RESULT", {"declined": False})], "NO RESULT"),
+        ([("NOT SCORED", {}), ("NO RESULT", {"declined": True})], "NOT SCORED"),
+        ([], "NO RESULT"),
+    ],
+)
+def test_a_member_that_crashed_keeps_the_suite_from_a_clean_verdict(
+    met: list[tuple[str, dict[str, object]]], verdict: str
+) -> None:
+    assert _verdict([{"verdict": name, **about} for name, about in met]) == verdict
+
+
 def test_the_check_of_the_budget_is_no_part_of_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +166,22 @@ def test_of_the_check_all_tries_but_one_are_excused(monkeypatch: pytest.MonkeyPa
     assert set(excused) == {"four times the steps"}
     tries = {(*victim, trial) for victim in victims(spec) for trial in (0, 1)}
     assert tries - excused["four times the steps"] == {(*min(victims(spec)), 0)}
+
+
+def test_a_check_that_was_spared_was_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    brief(monkeypatch)
+    spec = small_spec("attacks=standard")
+    jobs = jobs_of(Run("nowhere"), spec, victims(spec))
+    check = next(job for job in jobs if job.label == "four times the steps")
+    assert len(excused_tries(spec, [check])["four times the steps"]) == len(victims(spec))
+
+
+def test_of_whom_guards_kept_away_nothing_is_excused(monkeypatch: pytest.MonkeyPatch) -> None:
+    brief(monkeypatch)
+    spec = small_spec("attacks=standard")
+    first, *_, last = victims(spec)
+    excused = excused_tries(spec, [], {last})["four times the steps"]
+    assert excused == {(*v, 0) for v in victims(spec)} - {(*first, 0), (*last, 0)}
 
 
 def test_a_false_proof_is_told(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

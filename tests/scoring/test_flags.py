@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,15 @@ def _flags(
     tries: tuple[Weighed, ...] = (),
     missing: dict[str, str] | None = None,
     least: float = 15.0,
+    also: float | None = None,
     excused: dict[str, frozenset[tuple[int, int, int]]] = NOTHING,
 ) -> dict[str, str]:
     scores = _scores(closed=15.0, search=15.0, longer=15.5) if scores is None else scores
     cast = Cast(SUITE, False, (), missing or {})
-    envelope = pd.DataFrame([{"round": 1, "client": 0, "image": 0, "psnr": least}])
+    psnr = [least] if also is None else [least, also]
+    envelope = pd.DataFrame(
+        [{"round": 1, "client": 0, "image": i, "psnr": p} for i, p in enumerate(psnr)]
+    )
     found = flags_of(cast, PLAYED, scores, envelope, [entry], tries, excused, GUESS)
     return {flag["flag"]: flag["words"] for flag in found}
 
@@ -97,6 +102,15 @@ def test_a_false_proof_is_flagged(least: float, flagged: bool) -> None:
     assert ("proof" in found) == flagged
     check_alone = {"four times the steps": frozenset({(1, 0, 0)})}
     assert "proof" not in _flags(least=least, excused=check_alone)
+
+
+def test_a_proof_is_of_the_pictures_that_a_manoeuvre_left() -> None:
+    """One of a batch of two stood out of the update, and came back."""
+    exact = _weighed(CLOSED, 0.0)
+    spared = {SEARCH: frozenset({(1, 0, 0)})}
+    for one, flagged in ((exact, False), (replace(exact, pictures=2), True)):
+        found = _flags(least=15.0, also=90.0, tries=(one,), excused=spared)
+        assert ("proof" in found) == flagged
 
 
 def test_a_member_that_lacked_something_is_flagged_with_what() -> None:

@@ -179,12 +179,28 @@ def test_a_spec_of_a_thousand_attacks_is_not_counted_out(shelf: Path) -> None:
     assert "more jobs than can be counted" in text(pages_of(shelf)[0])
 
 
+def test_what_a_suite_did_not_need_is_not_failed(shelf: Path) -> None:
+    root = Run.create(shelf / "suite", small_spec("attacks=standard")).root
+    folder = root / "reconstructions" / "layers" / "round-0001"
+    folder.mkdir(parents=True)
+    spec = Run.open(root).spec
+    client = spec.cohort(1)[0]
+    failure = folder / f"client-{client:04d}-trial-0.failed.json"
+    write_json(failure, {"job": "a job", "kind": "spared", "reason": "not needed"})
+    run = stands(root)
+    assert (run.jobs_done, run.jobs_failed) == (1, 0)
+    by_name = {attack.attack: attack for attack in run.attacks}
+    assert by_name["four times the steps"].total == 1
+    assert by_name["layers"].total == 4
+
+
+@pytest.mark.parametrize("beside", ["patch_solve", "standard"])
 def test_no_page_imports_what_a_spec_names(
-    small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: str
 ) -> None:
     stranger = invite(tmp_path / "modules", monkeypatch)
     naming = [
-        "attacks=[{name: 'stranger:call'}, {name: patch_solve}]",
+        f"attacks=[{{name: 'stranger:call'}}, {{name: {beside}}}]",
         "defenses=[{name: 'stranger:Defended'}]",
         "data.name='stranger:call'",
         "threat={model: D, surrogate: {name: 'stranger:call'}, prior: {checkpoint: x}}",
