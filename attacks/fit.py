@@ -41,9 +41,9 @@ def fit_of(view: View, result: Reconstruction, device: torch.device) -> Fit | No
     except (AttackError, ModelError):
         return None
     fit = listener.fit(complete=len(result.images) >= problem.count)
-    if fit is None or not fit.is_exact:
+    if fit is None or not fit.is_exact or listener.target is None:
         return fit
-    return replace(fit, complete=_says(task.matcher.target, images.numel()))
+    return replace(fit, complete=_says(listener.target, images.numel()))
 
 
 def _labels_of(result: Reconstruction, problem: Problem, read: Tensor) -> Tensor:
@@ -85,9 +85,10 @@ class _Listener:
 
     scale_free = True
     cosines: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # layer, its share
+    target: Target | None = None  # what it was shown them beside
 
     def __call__(self, gradients: Sequence[Tensor], target: Target) -> Distance:
-        whole = target.squares.double().sum()
+        self.target, whole = target, target.squares.double().sum()
         for gradient, wanted in zip(target.seen(gradients), target.tensors, strict=True):
             g, t = gradient[0].detach().double().flatten(), wanted.double().flatten()
             norms = torch.linalg.vector_norm(g) * torch.linalg.vector_norm(t)
