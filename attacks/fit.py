@@ -38,7 +38,7 @@ def fit_of(view: View, result: Reconstruction, device: torch.device) -> Fit | No
         labels = _labels_of(result, problem, task.labels[0])
         listener.cosines = []
         task.matcher.value(images[None].float(), labels[None])
-    except (AttackError, ModelError):
+    except (AttackError, ModelError, torch.OutOfMemoryError):
         return None
     fit = listener.fit(complete=len(result.images) >= problem.count)
     if fit is None or not fit.is_exact or listener.target is None:

@@ -114,7 +114,7 @@ class Pool(ABC):
         if recovered is None:
             self._queue(job)
             return
-        reason = f"{recovered} had recovered all of this victim's pictures exactly"
+        reason = f"{recovered} had recovered exactly what this update holds"
         about = {"job": job.name, "kind": SPARED, "reason": reason}
         write_json(job.failure, {**about, "attack": job.label})
         self.watcher.finished(job, None)
