@@ -50,7 +50,7 @@ class Spear(Attack):
         {"optimizer", "learning_rate", "local_steps", "defenses"}
     )
 
-    starts: Annotated[int, Field(ge=1)] = 4096
+    starts: Annotated[int, Field(ge=1)] = 16384
     snap: bool = True
     adaptive: bool = True
 
