@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.attacks.inverting.rehearsal import Example, shrunk
+from fedsim.core.metrics.pixels import decibel
 
 MOST_PICTURES = 4  # behind one update; their orders are tried one by one
 _CONSTANT = 1e-4  # the deviation of an entry that always is the same, rounding aside
@@ -175,4 +176,4 @@ def best_order(guesses: Tensor, wanted: Tensor, examples: Example) -> Tensor:
 
 def _decibels(errors: Tensor) -> float:
     """The mean PSNR of pictures with these squared errors."""
-    return float((-10 * errors.clamp(min=1e-12).log10()).mean())
+    return float(decibel(errors).mean())

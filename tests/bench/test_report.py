@@ -41,7 +41,8 @@ def test_the_frontier_joins_the_cells_that_nothing_beats() -> None:
         cell("untrained", None, 0.5, False),
     ]
     (axes,) = frontier(cells).axes
-    (line,) = axes.lines
+    strengths, line = axes.lines
+    assert strengths.get_xdata().tolist() == pytest.approx([90.0, 70.0, 60.0])
     assert line.get_xdata().tolist() == pytest.approx([60.0, 90.0])
     assert [text.get_text() for text in axes.texts] == [
         "noise weak",

@@ -12,6 +12,7 @@ import torch
 from fedsim.audit.stages import audit, conclude
 from fedsim.campaign.plan import jobs_of, victims
 from fedsim.core.attack import Fit, Reconstruction
+from fedsim.core.knowledge import View
 from fedsim.core.observation import recorded_checksum
 from fedsim.core.run import Run
 from fedsim.scoring.envelope import _verdict, envelope_of, excused_tries
@@ -188,7 +189,10 @@ def test_a_false_proof_is_told(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_pa
     """A reconstruction that seems to explain everything, and is grey."""
     brief(monkeypatch)
     spec = small_spec(*TINY, "attacks=standard", NOISE, "audit.gallery=0", "seed=2")
-    claimed = lambda view, result, device: Fit(0.0, 0.0, complete=True)  # noqa: E731
+
+    def claimed(view: View, result: Reconstruction, device: torch.device) -> Fit | None:
+        return Fit(0.0, 0.0, complete=True) if len(result.images) else None
+
     monkeypatch.setattr("fedsim.campaign.jobs.fit_of", claimed)
     suite = audit(spec, tmp_path / "run").summary["suite"]
     assert "proof" in {flag["flag"] for flag in suite["flags"]}
