@@ -113,7 +113,7 @@ class Search:
     coin: torch.Generator
     found: list[Column] = field(default_factory=list)
     starts: int = 0
-    _refused: list[Tensor] = field(default_factory=list)
+    _judged: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # (n, r)
     _searched: list[Tensor] = field(default_factory=list)
     _in_vain: int = 0
 
@@ -238,10 +238,13 @@ class Search:
         if self.done or self._met(q):
             return
         column = self.judge(q)
-        if column is None:
-            self._refused.append(q)
-        elif float(_outside(q, self._directions).norm()) > _APART:
+        self._judged = torch.cat([self._judged.view(-1, len(q)), q[None]])
+        if column is not None and float(_outside(q, self._directions).norm()) > _APART:
             self.found.append(column)
+
+    def _met(self, q: Tensor) -> bool:
+        """Whether a direction, or its opposite, was judged before."""
+        return bool(((self._judged.view(-1, len(q)) @ q).abs() > 1 - _SAME).any())
 
     def _is_promising(self, span: Tensor) -> bool:
         """Whether a subspace is small, was not drawn in, and may hold more than is known of it."""
@@ -250,10 +253,6 @@ class Search:
             return False
         same = (s for s in self._searched if s.shape[1] == k)
         return all(float((s.T @ span).square().sum()) <= k - _SAME for s in same)
-
-    def _met(self, q: Tensor) -> bool:
-        """Whether a direction was judged before."""
-        return _among(q, self._directions) or _among(q, self._refused)
 
     @property
     def _directions(self) -> list[Tensor]:
@@ -277,11 +276,6 @@ def _largest(matrix: Tensor) -> float:
     """The largest singular value."""
     short = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     return float(torch.linalg.eigvalsh(short @ short.T)[-1].clamp(min=0).sqrt())
-
-
-def _among(q: Tensor, known: list[Tensor]) -> bool:
-    """Whether a direction is one of these, either way round."""
-    return bool(known) and float((torch.stack(known) @ q).abs().max()) > 1 - _SAME
 
 
 def _outside(q: Tensor, known: list[Tensor]) -> Tensor:
