@@ -30,6 +30,7 @@ from fedsim.campaign.suites import both_ways
 from fedsim.core.errors import SpecError
 from fedsim.core.sections import STANDARD
 from fedsim.core.spec import Component, Spec, load_spec, read_content
+from fedsim.core.text import in_brief
 from fedsim.defenses.applied import declared
 
 UNDEFENDED = "none"
@@ -107,7 +108,7 @@ def _settings(axis: Axis) -> Iterator[_Setting]:
         component = Component.model_validate({**strength, "name": axis.name})
         brief, full = (
             " ".join([words(strength), *_beside(axis.with_, words)]).strip()
-            for words in (_short, _full)
+            for words in (in_brief, _full)
         )
         yield _Setting(axis.name, brief, full, (*before, component))
 
@@ -220,16 +221,3 @@ def _cells(bench: Bench) -> Iterator[Cell]:
 def _full(strength: Mapping[str, Any]) -> str:
     """A strength in words that no other has."""
     return " ".join(f"{key}={json.dumps(value, default=str)}" for key, value in strength.items())
-
-
-def _short(strength: Mapping[str, Any]) -> str:
-    """A strength in a word or two: its numbers."""
-    parts = []
-    for key, value in strength.items():
-        if value is True:
-            parts.append(key)
-        elif isinstance(value, list):
-            parts.append("+".join(map(str, value)))
-        else:
-            parts.append(f"{key} {value}")
-    return " ".join(parts)

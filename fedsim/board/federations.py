@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from fedsim.core.spec import Component, Spec, Upload
+from fedsim.core.text import in_brief
 
 UNDEFENDED = "none"
 # Where a federation runs and how long it waits changes no update.
@@ -55,7 +55,7 @@ def defense_of(spec: Spec) -> tuple[str, str, str]:
     Guards are part of it: one that refuses protects."""
     components = [*spec.defenses, *spec.guards]
     names = [_name(component) for component in components]
-    strengths = [_words(component.params) for component in components]
+    strengths = [in_brief(component.params) for component in components]
     told = [[{"name": c.name, **c.params} for c in group] for group in (spec.defenses, spec.guards)]
     strength = " + ".join(words or "as it is" for words in strengths) if any(strengths) else ""
     return " + ".join(names) or UNDEFENDED, strength, _hash(told)
@@ -63,19 +63,6 @@ def defense_of(spec: Spec) -> tuple[str, str, str]:
 
 def _name(component: Component) -> str:
     return component.name.rpartition(":")[2]
-
-
-def _words(params: Mapping[str, Any]) -> str:
-    """A strength in a word or two: its numbers."""
-    parts = []
-    for key, value in params.items():
-        if value is True:
-            parts.append(key)
-        elif isinstance(value, list):
-            parts.append("+".join(map(str, value)))
-        else:
-            parts.append(f"{key} {value}")
-    return " ".join(parts)
 
 
 def _model(spec: Spec) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and line feed
@@ -45,3 +46,16 @@ def _by_number(found: re.Match[str]) -> str:
     if number in _ESCAPED:
         return f"\\x{number - 0xDC00:02x}"
     return f"\\x{number:02x}" if number < 0x100 else "\N{REPLACEMENT CHARACTER}"
+
+
+def in_brief(strength: Mapping[str, Any]) -> str:
+    """A strength in a word or two: its numbers."""
+    parts = []
+    for key, value in strength.items():
+        if value is True:
+            parts.append(key)
+        elif isinstance(value, list):
+            parts.append("+".join(map(str, value)))
+        else:
+            parts.append(f"{key} {value}")
+    return " ".join(parts)
